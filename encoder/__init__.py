@@ -5,13 +5,5 @@ from encoder.model_dir import ModelSpec, default_model_dir
 from encoder.sentence import SentenceEncoder, TokenEmbeddings
 from encoder.tokenizer import TextTokenizer, TokenizedText
 
-__all__ = [
-    "EncoderConfig",
-    "ModelDirectoryError",
-    "ModelSpec",
-    "SentenceEncoder",
-    "TextTokenizer",
-    "TokenEmbeddings",
-    "TokenizedText",
-    "default_model_dir",
-]
+__all__ = ["EncoderConfig", "ModelDirectoryError", "ModelSpec", "SentenceEncoder", "TextTokenizer", "TokenEmbeddings"]
+__all__ += ["TokenizedText", "default_model_dir"]

@@ -5,7 +5,6 @@ The table below is the whole correspondence between transformers' names and ours
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -108,6 +107,6 @@ def _assign(module: nn.Module, names: dict[str, str], weights: Weights) -> None:
     module.requires_grad_(True).eval()
 
 
-def _extract(module: nn.Module, names: dict[str, str]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+def _extract(module: nn.Module, names: dict[str, str]) -> Iterator[tuple[str, np.ndarray]]:
     for ours, tensor in module.state_dict().items():
         yield _canonical(ours, names), tensor.detach().float().cpu().numpy()

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any
 
-# The classes of transformers whose directories hold exactly the encoder (and, for the last two, its
-# language-model head). A BertForSequenceClassification directory would silently lose its classifier here.
+# What else transformers saves of BERT (a classifier, say) has a head that would silently be lost here.
 BERT_ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
 
 # Keys that change the mathematics, with the only value this encoder computes.
@@ -49,24 +48,21 @@ class EncoderConfig:
     pad_token_id: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in self.__annotations__.items():
-            value = getattr(self, name)
-            fits = isinstance(value, int) if kind is int else isinstance(value, int | float) and 0 <= value < 1
-            if not fits or isinstance(value, bool) or (kind is int and value < (name != "pad_token_id")):
-                rule = "in [0, 1)" if kind is float else "a whole number of at least 1"
-                raise ModelDirectoryError(f"{name} must be {rule}, got {value!r}")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            least = 0 if item.name == "pad_token_id" else 1
+            if item.type is int and value < least:
+                raise ModelDirectoryError(f"{item.name} must be at least {least}, got {value}")
+            if item.type is float and not 0 <= value < 1:
+                raise ModelDirectoryError(f"{item.name} must be in [0, 1), got {value}")
         if self.hidden_size % self.num_attention_heads:
-            raise ModelDirectoryError(
-                f"hidden_size must be a multiple of num_attention_heads ({self.num_attention_heads}), "
-                f"got {self.hidden_size}"
-            )
+            heads = self.num_attention_heads
+            raise ModelDirectoryError(f"hidden_size must be a multiple of {heads} heads, got {self.hidden_size}")
         if self.pad_token_id >= self.vocab_size:
-            raise ModelDirectoryError(
-                f"pad_token_id must be below vocab_size ({self.vocab_size}), got {self.pad_token_id}"
-            )
+            raise ModelDirectoryError(f"pad_token_id must be below {self.vocab_size} words, got {self.pad_token_id}")
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+    def from_dict(cls, raw: Mapping[str, Any]) -> "EncoderConfig":
         """Read the content of a Hugging Face `config.json`.
 
         Keys that do not concern the encoder are passed over. `layer_norm_eps`, the dropouts, `initializer_range`,
@@ -82,8 +78,7 @@ class EncoderConfig:
                 f"model_type must be 'bert', got {model_type!r}: this encoder computes BERT's mathematics only; "
                 "choose a BERT checkpoint (MiniLM, BGE v1.5, E5 v1/v2, GTE v1)"
             )
-        architectures = raw.get("architectures") or ["BertModel"]
-        for architecture in architectures:
+        for architecture in raw.get("architectures") or ():
             if architecture not in BERT_ARCHITECTURES:
                 raise ModelDirectoryError(
                     f"architectures must be one of {', '.join(BERT_ARCHITECTURES)}, got {architecture!r}; "
@@ -92,10 +87,16 @@ class EncoderConfig:
         for key, only in _FIXED_KEYS.items():
             if raw.get(key, only) != only:
                 raise ModelDirectoryError(f"{key} must be {only!r}, got {raw[key]!r}: this encoder computes no other")
-        given = {item.name: raw[item.name] for item in fields(cls) if raw.get(item.name) is not None}
-        missing = [item.name for item in fields(cls) if item.default is MISSING and item.name not in given]
-        if missing:
-            raise ModelDirectoryError(f"config.json must give the sizes of the encoder; it lacks {', '.join(missing)}")
+        given: dict[str, Any] = {}
+        for item in fields(cls):
+            value = raw.get(item.name)
+            if value is None and item.default is MISSING:
+                raise ModelDirectoryError(f"config.json must give the sizes of the encoder; it lacks {item.name}")
+            if value is not None:
+                if type(value) is not int and type(value) is not item.type:
+                    kind = "a whole number" if item.type is int else "a number"
+                    raise ModelDirectoryError(f"{item.name} must be {kind}, got {value!r}")
+                given[item.name] = value if item.type is int else float(value)
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:

@@ -35,9 +35,7 @@ class Embeddings(nn.Module):
         """
         length, limit = input_ids.shape[1], self.position.num_embeddings
         if length > limit:
-            raise ValueError(
-                f"a sequence may have {limit} tokens (max_position_embeddings), got {length}; cut it first"
-            )
+            raise ValueError(f"a sequence may have {limit} tokens (max_position_embeddings), got {length}; cut it")
         token_types = self.token_type(zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         positions = self.position(arange(length, device=input_ids.device))
         return self.dropout(self.norm(self.word(input_ids) + positions + token_types))
@@ -84,8 +82,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = _attention(config)
         self.attention_norm = _norm(config)
-        self.cross_attention = _attention(config) if cross_attention else None
-        self.cross_attention_norm = _norm(config) if cross_attention else None
+        if cross_attention:
+            self.cross_attention = _attention(config)
+            self.cross_attention_norm = _norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = _norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -98,10 +97,10 @@ class DecoderLayer(nn.Module):
         mask: Bool[Tensor, "..."],
         context_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "batch query_len hidden"]:
-        """Look back, where the causal mask is True, then at the context, then work on each token."""
+        """Look back, where the causal mask is True, then at the context if there is one, then work on each token."""
         attended = self.attention(hidden_states, mask=mask)
         hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
-        if self.cross_attention is not None and self.cross_attention_norm is not None:
+        if context is not None:
             attended = self.cross_attention(hidden_states, context, mask=context_mask)
             hidden_states = self.cross_attention_norm(hidden_states + self.dropout(attended))
         return self.feed_forward_norm(hidden_states + self.dropout(self.feed_forward(hidden_states)))

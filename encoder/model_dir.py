@@ -33,8 +33,7 @@ class ModelSpec:
     """All of a sentence encoder but its weights.
 
     Raises:
-        ModelDirectoryError: `max_length` does not fit the table of positions, or the prompts are no texts or lack the
-            default one.
+        ModelDirectoryError: `max_length` does not fit the table of positions, or the default prompt does not exist.
     """
 
     config: EncoderConfig
@@ -55,19 +54,11 @@ class ModelSpec:
     """Name of the prompt that is used when none is asked for."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.prompts, dict) or not all(isinstance(text, str) for text in self.prompts.values()):
-            raise ModelDirectoryError(f"prompts must map names to texts, got {self.prompts!r}")
         limit = self.config.max_position_embeddings
-        if type(self.max_length) is not int or not 3 <= self.max_length <= limit:
-            raise ModelDirectoryError(
-                f"the maximum length must be between 3 and max_position_embeddings ({limit}), got {self.max_length!r}; "
-                "correct max_seq_length in sentence_bert_config.json"
-            )
-        if self.default_prompt is not None and self.default_prompt not in list(self.prompts):
-            raise ModelDirectoryError(
-                f"default_prompt_name must be one of the prompts ({', '.join(self.prompts) or 'none'}), "
-                f"got {self.default_prompt!r}"
-            )
+        if not 3 <= self.max_length <= limit:
+            raise ModelDirectoryError(f"max_seq_length must be in [3, {limit} positions], got {self.max_length}")
+        if self.default_prompt is not None and self.default_prompt not in self.prompts:
+            raise ModelDirectoryError(f"default_prompt_name must be in {[*self.prompts]}, got {self.default_prompt!r}")
 
 
 def read_config(path: Path) -> EncoderConfig:
@@ -90,7 +81,7 @@ def read_spec(path: Path) -> ModelSpec:
     pooling_path, normalize = _read_modules(path)
     settings = _read_json(path / "sentence_bert_config.json", optional=True)
     tokenizer_config = _read_json(path / "tokenizer_config.json", optional=True)
-    described = _read_json(path / "config_sentence_transformers.json", optional=True)
+    prompts, default_prompt = _read_prompts(path / "config_sentence_transformers.json")
     return ModelSpec(
         config=config,
         pooling=_read_pooling(path / pooling_path / "config.json", config),
@@ -102,8 +93,8 @@ def read_spec(path: Path) -> ModelSpec:
         ),
         lowercase=settings.get("do_lower_case") is True,
         tokenizer_config=tokenizer_config,
-        prompts=described.get("prompts") or {},
-        default_prompt=described.get("default_prompt_name"),
+        prompts=prompts,
+        default_prompt=default_prompt,
     )
 
 
@@ -178,14 +169,9 @@ def _read_modules(path: Path) -> tuple[str, bool]:
     except (TypeError, KeyError, AttributeError) as error:
         raise ModelDirectoryError(f"each entry of {path / 'modules.json'} must have a type and a path") from error
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ModelDirectoryError(
-            f"the modules must be Transformer, Pooling and optionally Normalize, in this order; got {', '.join(kinds)} "
-            f"in {path / 'modules.json'}"
-        )
+        raise ModelDirectoryError(f"{path} must be Transformer, Pooling and optionally Normalize, got {kinds}")
     if folders[0]:
-        raise ModelDirectoryError(
-            f"the Transformer's path must be empty, got {folders[0]!r}; move the files of that folder to {path}"
-        )
+        raise ModelDirectoryError(f"the Transformer's path must be empty, got {folders[0]!r}; move its files to {path}")
     return folders[1], len(kinds) == 3
 
 
@@ -210,5 +196,17 @@ def _read_max_length(settings: Mapping[str, Any], tokenizer_config: Mapping[str,
     stated = settings.get("max_seq_length")
     if stated is None:  # since 5.4 sentence-transformers states it in the tokenizer's file, where 10³⁰ means no limit
         limit = tokenizer_config.get("model_max_length")
-        stated = min(limit, config.max_position_embeddings) if isinstance(limit, int | float) else limit
-    return config.max_position_embeddings if stated is None else stated
+        stated = int(min(limit, config.max_position_embeddings)) if isinstance(limit, int | float) else limit
+    if stated is None:
+        return config.max_position_embeddings
+    if type(stated) is not int:
+        raise ModelDirectoryError(f"max_seq_length must be a whole number, got {stated!r}")
+    return stated
+
+
+def _read_prompts(file: Path) -> tuple[dict[str, str], str | None]:
+    described = _read_json(file, optional=True)
+    prompts, default = described.get("prompts") or {}, described.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in (*prompts.values(), default or "")):
+        raise ModelDirectoryError(f"prompts must map names to texts and default_prompt_name be a name in {file}")
+    return prompts, default

@@ -18,9 +18,7 @@ _MODULES = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Norm
 
 
 def write_model_dir(destination: Path, spec: ModelSpec, weights: Weights, *, precision: Precision = "float32") -> None:
-    """Write a directory, whole or not at all.
-
-    It is written beside its destination, flushed to disk and renamed.
+    """Write a directory, whole or not at all: beside its destination, flushed to disk, then renamed.
 
     Args:
         destination: Must not exist yet.
@@ -39,7 +37,8 @@ def write_model_dir(destination: Path, spec: ModelSpec, weights: Weights, *, pre
     partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
-        safetensors.numpy.save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
+        # Not save_file, which makes a file that only its owner may read.
+        (partial / WEIGHTS_FILE).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
         for name, content in _text_files(spec, with_head=with_head).items():
             file = partial / name
             file.parent.mkdir(exist_ok=True)
@@ -54,7 +53,7 @@ def write_model_dir(destination: Path, spec: ModelSpec, weights: Weights, *, pre
 
 def _stored_tensors(
     spec: ModelSpec, weights: Weights, precision: Precision, *, with_head: bool
-) -> dict[str, np.ndarray[Any, Any]]:
+) -> dict[str, np.ndarray]:
     shapes = encoder_shapes(spec.config) | (head_shapes(spec.config) if with_head else {})
     tensors = {}
     for name in sorted(shapes.keys() | weights.keys()):
@@ -103,9 +102,9 @@ def _text_files(spec: ModelSpec, *, with_head: bool) -> dict[str, str]:
             "similarity_fn_name": "cosine",
         },
         "1_Pooling/config.json": {
-            # Old and new keys: sentence-transformers writes only the new ones since 5.4, TEI needs the old.
+            # sentence-transformers knows pooling_mode since 2.x and writes no flags since 5.4; TEI needs the flags; and
+            # the newer embedding_dimension is an error in sentence-transformers 3.
             "word_embedding_dimension": spec.config.hidden_size,
-            "embedding_dimension": spec.config.hidden_size,
             **{flag: mode == spec.pooling for flag, mode in POOLING_FLAGS.items()},
             "pooling_mode": spec.pooling,
             "include_prompt": True,

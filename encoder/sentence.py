@@ -1,11 +1,10 @@
 """SentenceEncoder: the one door. Text in, vectors out."""
 
 import logging
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self, SupportsIndex
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
@@ -22,6 +21,7 @@ MAX_BATCH_TOKENS = 2048
 MAX_BATCH_PADDING = 64
 
 
+@runtime_checkable
 class Runtime(Protocol):
     """What runs the encoder. Padding must have no influence on what comes out for real tokens."""
 
@@ -34,13 +34,12 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenEmbeddings:
-    """The context-aware vectors of one text's tokens, special tokens included."""
+    """The context-aware vectors of one text's tokens, special tokens included, as the last layer gives them."""
 
     tokens: Sequence[str]
     spans: Sequence[Span]
     """Where each token stands in the text, in characters, end exclusive; (0, 0) for special tokens."""
     vectors: Float32[np.ndarray, "tokens hidden"]
-    """As the last layer gives them, not normalised."""
     truncated: bool
     """Whether the end of the text was cut off."""
 
@@ -68,7 +67,7 @@ class SentenceEncoder:
         runtime: Literal["torch"] = "torch",
         precision: Literal["float32", "bfloat16"] = "float32",
         device: str = "cpu",
-    ) -> Self:
+    ) -> "SentenceEncoder":
         """Load a sentence-transformers directory with a BERT encoder.
 
         Args:
@@ -143,12 +142,13 @@ class SentenceEncoder:
         self, texts: Sequence[TokenizedText], *, normalize: bool = True, dimensions: int | None = None
     ) -> Float32[np.ndarray, "texts dimensions"]:
         """Give one vector per tokenised text, in order. Arguments and errors are those of `encode`."""
-        size = self._check_dimensions(dimensions)
+        if dimensions is not None and (dimensions is True or not 1 <= dimensions <= self.hidden_size):
+            raise ValueError(f"dimensions must be between 1 and {self.hidden_size}, got {dimensions!r}")
         vectors = np.empty((len(texts), self.hidden_size), dtype=np.float32)
         for rows, batch in self._batches(texts):
             vectors[rows] = self._runtime.embed(batch)
         _require_finite(vectors)
-        vectors = vectors[:, :size]
+        vectors = vectors[:, :dimensions]
         return _normalize(vectors) if normalize else vectors
 
     def encode_tokens(self, texts: str | Iterable[str]) -> list[TokenEmbeddings]:
@@ -181,14 +181,6 @@ class SentenceEncoder:
             batch = [texts[row] for row in rows]
             yield rows, TokenBatch.collate(batch, pad_token_id=self.spec.config.pad_token_id)
 
-    def _check_dimensions(self, dimensions: SupportsIndex | None) -> int:
-        if dimensions is None:
-            return self.hidden_size
-        size = operator.index(dimensions)
-        if isinstance(dimensions, bool) or not 1 <= size <= self.hidden_size:
-            raise ValueError(f"dimensions must be between 1 and {self.hidden_size}, got {dimensions!r}")
-        return size
-
 
 def plan_batches(
     lengths: Sequence[int], *, max_tokens: int = MAX_BATCH_TOKENS, max_padding: int = MAX_BATCH_PADDING
@@ -217,10 +209,7 @@ def plan_batches(
 def _normalize(vectors: Float32[np.ndarray, "texts dimensions"]) -> Float32[np.ndarray, "texts dimensions"]:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not lengths.all():
-        raise FloatingPointError(
-            f"the vector of text {np.argmin(lengths)} has length 0 and cannot be normalised; "
-            "ask for more dimensions, or pass normalize=False"
-        )
+        raise FloatingPointError(f"the vector of text {np.argmin(lengths)} has length 0; ask for more dimensions")
     return vectors / lengths
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -37,14 +37,13 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Texts padded to one length, for one pass through the encoder."""
+    """Texts padded to one length, for one pass through the encoder; each row has at least one real token (True)."""
 
     input_ids: Int64[np.ndarray, "batch seq"]
     attention_mask: Bool[np.ndarray, "batch seq"]
-    """True at real tokens, of which each row has at least one."""
 
     @classmethod
-    def collate(cls, texts: Sequence[TokenizedText], *, pad_token_id: int) -> Self:
+    def collate(cls, texts: Sequence[TokenizedText], *, pad_token_id: int) -> "TokenBatch":
         """Pad at the end, to the longest of the texts."""
         lengths = np.array([len(text.input_ids) for text in texts])
         attention_mask = np.arange(lengths.max()) < lengths[:, None]
@@ -112,12 +111,10 @@ class TextTokenizer:
         Raises:
             ValueError: An id is not in the vocabulary.
         """
-        tokens = []
-        for token_id in input_ids:
-            token = self._tokenizer.id_to_token(token_id)
-            if token is None:
-                raise ValueError(f"token ids must be in the vocabulary, got {token_id}")
-            tokens.append(token)
+        ids = list(input_ids)
+        tokens = [token for token_id in ids if (token := self._tokenizer.id_to_token(token_id)) is not None]
+        if len(tokens) != len(ids):
+            raise ValueError(f"token ids must be in the vocabulary, got {ids}")
         return tokens
 
     def _cut(self, per_token: list[T]) -> list[T]:
@@ -129,20 +126,15 @@ class TextTokenizer:
     def _check(self, spec: ModelSpec) -> tuple[int, int]:
         """Refuse a tokenizer that does not fit, and count the special tokens it adds, in all and at the end."""
         highest = max(self._tokenizer.get_vocab().values())
-        if highest >= spec.config.vocab_size:
-            raise ModelDirectoryError(
-                f"the tokenizer's ids must be below vocab_size ({spec.config.vocab_size}), got {highest}; "
-                "tokenizer.json and config.json do not belong together"
-            )
+        words = spec.config.vocab_size
+        if highest >= words:
+            raise ModelDirectoryError(f"tokenizer.json has id {highest}, config.json only {words} words")
         probe = self._tokenizer.encode("a")
         if any(probe.type_ids):
             raise ModelDirectoryError(f"the tokenizer must put a single text in segment 0, got {probe.type_ids}")
         special = probe.special_tokens_mask
         if not 0 < sum(special) < self.max_length:
-            raise ModelDirectoryError(
-                f"the tokenizer must add between 1 and {self.max_length - 1} special tokens to a text, "
-                f"got {sum(special)}"
-            )
+            raise ModelDirectoryError(f"the tokenizer must add 1 to {self.max_length - 1} tokens, got {sum(special)}")
         return sum(special), [*reversed(special), 0].index(0)
 
 
@@ -152,14 +144,12 @@ def _check_text(index: int, text: object) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"text {index} must be Unicode text, got the lone surrogate U+{ord(text[error.start]):04X} at character "
-            f"{error.start}; replace it, for instance by U+FFFD"
-        ) from error
+        found = f"the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}"
+        raise ValueError(f"text {index} must be Unicode text, got {found}; replace it, say by U+FFFD") from error
 
 
 def _unknown_id(tokenizer: Tokenizer, tokenizer_json: str) -> int:
     """Give the id of the unknown token, or -1 where the vocabulary needs none (bytes cover everything)."""
     model = json.loads(tokenizer_json)["model"]
-    unknown = model.get("unk_id") if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
+    unknown = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
     return -1 if unknown is None else unknown

@@ -69,9 +69,7 @@ def read_weights(path: Path, config: EncoderConfig, *, head: bool = False) -> di
             if name in weights:
                 raise ModelDirectoryError(f"{path / WEIGHTS_FILE} holds {name} twice, the second as {stored_name}")
             if shape != expected[name]:
-                raise ModelDirectoryError(
-                    f"{stored_name} must have shape {expected[name]} by config.json, got {shape} in {path}"
-                )
+                raise ModelDirectoryError(f"{stored_name} must have shape {expected[name]} by the config, got {shape}")
             weights[name] = _as_float32(stored_name, shape, dtype, data)
         elif head and name.startswith(_HEAD + "decoder."):
             decoders[name.removeprefix(_HEAD + "decoder.")] = _as_float32(stored_name, shape, dtype, data)
@@ -81,11 +79,11 @@ def read_weights(path: Path, config: EncoderConfig, *, head: bool = False) -> di
                 "BERT encoder; config.json and the weights do not belong together"
             )
     _require_all(path, expected, weights)
-    _require_tied(path, decoders, weights)
+    _require_tied(decoders, weights)
     return weights
 
 
-def _stored_tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...], str, bytes]]:
+def _stored_tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...], str, bytes | bytearray]]:
     file = path / WEIGHTS_FILE
     if not file.is_file():
         others = ", ".join(sorted(p.name for p in path.glob("*model*") if p.is_file())) or "none"
@@ -109,7 +107,7 @@ def _canonical(name: str) -> str:
     return name
 
 
-def _as_float32(name: str, shape: tuple[int, ...], dtype: str, data: bytes) -> Float32[np.ndarray, "..."]:
+def _as_float32(name: str, shape: tuple[int, ...], dtype: str, data: bytes | bytearray) -> Float32[np.ndarray, "..."]:
     if dtype == "BF16":  # the upper half of a float32
         array = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     elif dtype in _DTYPES:
@@ -124,19 +122,14 @@ def _as_float32(name: str, shape: tuple[int, ...], dtype: str, data: bytes) -> F
 def _require_all(path: Path, expected: Iterable[str], found: Iterable[str]) -> None:
     missing = sorted(set(expected) - set(found))
     if missing:
-        raise ModelDirectoryError(
-            f"{path / WEIGHTS_FILE} lacks {len(missing)} of the tensors it must hold, the first of them {missing[0]}"
-        )
+        raise ModelDirectoryError(f"{path / WEIGHTS_FILE} lacks {len(missing)} tensors, the first of them {missing[0]}")
 
 
-def _require_tied(path: Path, decoders: Weights, weights: Weights) -> None:
+def _require_tied(decoders: Weights, weights: Weights) -> None:
     tied = {"weight": "embeddings.word_embeddings.weight", "bias": _HEAD + "bias"}
     for part, array in decoders.items():
         if part in tied and not np.array_equal(array, weights[tied[part]]):
-            raise ModelDirectoryError(
-                f"{_HEAD}decoder.{part} must equal {tied[part]} in {path}: this head is tied to the word vectors, "
-                "and reading it without its own decoder would change what it predicts"
-            )
+            raise ModelDirectoryError(f"{_HEAD}decoder.{part} must be tied to {tied[part]}, and differs from it")
 
 
 def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
