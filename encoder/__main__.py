@@ -22,9 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         encoder = SentenceEncoder.load(options.model or default_model_dir())
         vectors = encoder.encode(options.texts)
-    except (ImportError, ValueError) as error:
+    except (ArithmeticError, ImportError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     for row, first in enumerate(options.texts):
         for column, second in enumerate(options.texts[row + 1 :], start=row + 1):
             print(f"{vectors[row] @ vectors[column]:.4f}  {first!r}  {second!r}")

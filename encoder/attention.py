@@ -53,11 +53,6 @@ def scaled_dot_product_attention(
 class MultiHeadAttention(nn.Module):
     """Attention in parallel heads, joined by an output projection.
 
-    Args:
-        hidden_size: Width of the tokens that come in and go out.
-        num_heads: Number of heads; divides `hidden_size`.
-        dropout: Share of attention weights dropped in training.
-
     Raises:
         ValueError: `hidden_size` is not a multiple of `num_heads`.
     """

@@ -74,16 +74,11 @@ class EncoderConfig:
         """
         model_type = raw.get("model_type", "bert")
         if model_type != "bert":
-            raise ModelDirectoryError(
-                f"model_type must be 'bert', got {model_type!r}: this encoder computes BERT's mathematics only; "
-                "choose a BERT checkpoint (MiniLM, BGE v1.5, E5 v1/v2, GTE v1)"
-            )
-        for architecture in raw.get("architectures") or ():
+            raise ModelDirectoryError(f"model_type must be 'bert', got {model_type!r}: no other is computed here")
+        architectures = raw.get("architectures") or []
+        for architecture in architectures if isinstance(architectures, list) else [architectures]:
             if architecture not in BERT_ARCHITECTURES:
-                raise ModelDirectoryError(
-                    f"architectures must be one of {', '.join(BERT_ARCHITECTURES)}, got {architecture!r}; "
-                    "save its encoder alone (model.bert.save_pretrained) and load that"
-                )
+                raise ModelDirectoryError(f"architectures must be in {BERT_ARCHITECTURES}, got {architecture!r}")
         for key, only in _FIXED_KEYS.items():
             if raw.get(key, only) != only:
                 raise ModelDirectoryError(f"{key} must be {only!r}, got {raw[key]!r}: this encoder computes no other")

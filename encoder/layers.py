@@ -70,40 +70,40 @@ class EncoderLayer(nn.Module):
         self, hidden_states: Float[Tensor, "batch seq hidden"], *, mask: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "batch seq hidden"]:
         """Let the tokens look at one another, where the mask is True, then work on each."""
-        attended = self.attention(hidden_states, mask=mask)
-        hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
+        return self._work(self._look(hidden_states, mask))
+
+    def _look(
+        self, hidden_states: Float[Tensor, "batch seq hidden"], mask: Bool[Tensor, "..."] | None
+    ) -> Float[Tensor, "batch seq hidden"]:
+        return self.attention_norm(hidden_states + self.dropout(self.attention(hidden_states, mask=mask)))
+
+    def _work(self, hidden_states: Float[Tensor, "batch seq hidden"]) -> Float[Tensor, "batch seq hidden"]:
         return self.feed_forward_norm(hidden_states + self.dropout(self.feed_forward(hidden_states)))
 
 
-class DecoderLayer(nn.Module):
-    """Self-attention, optional cross-attention to a context, then a feed-forward net; after each a sum and a norm."""
+class DecoderLayer(EncoderLayer):
+    """An encoder layer with optional cross-attention to a context between the two."""
 
     def __init__(self, config: EncoderConfig, *, cross_attention: bool) -> None:
-        super().__init__()
-        self.attention = _attention(config)
-        self.attention_norm = _norm(config)
+        super().__init__(config)
         if cross_attention:
             self.cross_attention = _attention(config)
             self.cross_attention_norm = _norm(config)
-        self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = _norm(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
         hidden_states: Float[Tensor, "batch query_len hidden"],
         context: Float[Tensor, "batch key_len hidden"] | None = None,
         *,
-        mask: Bool[Tensor, "..."],
+        mask: Bool[Tensor, "..."] | None = None,
         context_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "batch query_len hidden"]:
         """Look back, where the causal mask is True, then at the context if there is one, then work on each token."""
-        attended = self.attention(hidden_states, mask=mask)
-        hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
+        hidden_states = self._look(hidden_states, mask)
         if context is not None:
             attended = self.cross_attention(hidden_states, context, mask=context_mask)
             hidden_states = self.cross_attention_norm(hidden_states + self.dropout(attended))
-        return self.feed_forward_norm(hidden_states + self.dropout(self.feed_forward(hidden_states)))
+        return self._work(hidden_states)
 
 
 def _attention(config: EncoderConfig) -> MultiHeadAttention:

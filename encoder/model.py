@@ -50,10 +50,6 @@ class Decoder(nn.Module):
 
     Without cross-attention this is a decoder-only language model. With it, each layer also reads a context: the tokens
     of an encoder (sequence to sequence), or one sentence embedding as a context of length 1 (denoising training).
-
-    Args:
-        config: Sizes; the context must have the same `hidden_size`.
-        cross_attention: Whether the layers read a context.
     """
 
     def __init__(self, config: EncoderConfig, *, cross_attention: bool = False) -> None:
@@ -99,11 +95,7 @@ class Decoder(nn.Module):
 
 
 def initialize_weights(module: nn.Module, config: EncoderConfig) -> None:
-    """Draw fresh weights as BERT does.
-
-    Linear and embedding weights are normal with standard deviation `initializer_range`, biases 0, norms the identity,
-    and the vector of the padding token 0.
-    """
+    """Draw fresh weights as BERT does: normal with deviation `initializer_range`, biases and padding's vector 0."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=config.initializer_range)

@@ -5,6 +5,8 @@ The layout is sentence-transformers' own. Nothing is guessed: what is missing or
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,6 +20,17 @@ from encoder.weights import Weights, encoder_shapes
 
 Pooling = Literal["mean", "cls"]
 
+_MODULES = re.compile(r"^(?:sentence_transformers\.(?!sparse_encoder|cross_encoder)(?:[\w.]+\.)?(\w+)|.*)$", re.DOTALL)
+_WITHOUT_INFLUENCE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "pad_token_id")
+# What sentence-transformers writes into sentence_bert_config.json by itself; anything else would change the model.
+_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
+_OTHER_SETTINGS = re.compile(r"sentence_(?!bert_)\w+_config\.json|adapter_config\.json")
+# What transformers' BertTokenizer builds its normaliser from: key in tokenizer.json, in tokenizer_config.json, default.
+_NORMALIZER = (
+    ("lowercase", "do_lower_case", True),
+    ("strip_accents", "strip_accents", None),
+    ("handle_chinese_chars", "tokenize_chinese_chars", True),
+)
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -74,13 +87,14 @@ def read_spec(path: Path) -> ModelSpec:
     """Read a sentence-transformers directory with a BERT encoder.
 
     Raises:
-        ModelDirectoryError: A file is missing or contradictory, or asks for something that this encoder does not
-            compute.
+        ModelDirectoryError: A file is missing or contradictory, or asks for something that is not computed here.
     """
     config = read_config(path)
     pooling_path, normalize = _read_modules(path)
-    settings = _read_json(path / "sentence_bert_config.json", optional=True)
+    settings = _read_settings(path)
+    tokenizer = _read_json(path / "tokenizer.json")
     tokenizer_config = _read_json(path / "tokenizer_config.json", optional=True)
+    _check_tokenizer(tokenizer, tokenizer_config)
     prompts, default_prompt = _read_prompts(path / "config_sentence_transformers.json")
     return ModelSpec(
         config=config,
@@ -88,10 +102,8 @@ def read_spec(path: Path) -> ModelSpec:
         normalize=normalize,
         max_length=_read_max_length(settings, tokenizer_config, config),
         # Many directories ship with truncation and padding to some length baked in; both are ours to decide.
-        tokenizer_json=json.dumps(
-            _read_json(path / "tokenizer.json") | {"truncation": None, "padding": None}, ensure_ascii=False
-        ),
-        lowercase=settings.get("do_lower_case") is True,
+        tokenizer_json=json.dumps(tokenizer | {"truncation": None, "padding": None}, ensure_ascii=False),
+        lowercase=settings.get("do_lower_case", False),
         tokenizer_config=tokenizer_config,
         prompts=prompts,
         default_prompt=default_prompt,
@@ -101,11 +113,11 @@ def read_spec(path: Path) -> ModelSpec:
 def fingerprint(spec: ModelSpec, weights: Weights) -> str:
     """Give the SHA-256 of all that decides an embedding, in hexadecimal.
 
-    Equal for one model however it is stored: key order, precision on disk (float16 weights and their float32 copies are
-    one model), dropouts, empty prompts, and a language-model head make no difference.
+    Key order, precision on disk (float16 weights and their float32 copies are one model), dropouts, padding, empty
+    prompts, and a language-model head make no difference.
     """
     config = spec.config.to_dict()
-    for without_influence in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"):
+    for without_influence in _WITHOUT_INFLUENCE:
         del config[without_influence]
     described = {
         "config": config,
@@ -141,13 +153,13 @@ def default_model_dir() -> Path:
 
 
 def _read_json(file: Path, *, optional: bool = False) -> Any:
-    if optional and not file.exists():
+    if optional and not os.path.lexists(file):  # a link to nowhere is damage, not absence
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelDirectoryError(f"a model directory must hold {file.name}; {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelDirectoryError(f"{file} is not JSON in UTF-8: {error}") from error
     expected = list if file.name == "modules.json" else dict
     if not isinstance(content, expected):
@@ -158,21 +170,20 @@ def _read_json(file: Path, *, optional: bool = False) -> Any:
 def _read_modules(path: Path) -> tuple[str, bool]:
     """Give the folder of the pooling module and whether a Normalize module follows."""
     if not (path / "modules.json").exists():
-        raise ModelDirectoryError(
-            f"{path} has no modules.json, so nothing says how its token vectors become a sentence vector; "
-            "if it is a plain BERT directory, open it with sentence_transformers and save it with the pooling it needs"
-        )
+        raise ModelDirectoryError(f"{path} has no modules.json, so nothing says how it pools; save it with its pooling")
     modules = _read_json(path / "modules.json")
     try:
-        kinds = [module["type"].rpartition(".")[2] for module in modules]
-        folders = [module["path"].strip(".") for module in modules]
-    except (TypeError, KeyError, AttributeError) as error:
+        kinds = [_MODULES.sub(r"\1", module["type"]) for module in modules]
+        folders = [Path(module["path"]) for module in modules]
+    except (TypeError, KeyError, ValueError) as error:
         raise ModelDirectoryError(f"each entry of {path / 'modules.json'} must have a type and a path") from error
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ModelDirectoryError(f"{path} must be Transformer, Pooling and optionally Normalize, got {kinds}")
-    if folders[0]:
-        raise ModelDirectoryError(f"the Transformer's path must be empty, got {folders[0]!r}; move its files to {path}")
-    return folders[1], len(kinds) == 3
+    if folders[0] != Path() or len(folders[1].parts) != 1 or folders[1] == Path(".."):
+        raise ModelDirectoryError(
+            f"the modules must lie in {path} itself and a folder in it, got {folders[0]}, {folders[1]}"
+        )
+    return folders[1].name, len(kinds) == 3
 
 
 def _read_pooling(file: Path, config: EncoderConfig) -> Pooling:
@@ -195,10 +206,9 @@ def _read_pooling(file: Path, config: EncoderConfig) -> Pooling:
 def _read_max_length(settings: Mapping[str, Any], tokenizer_config: Mapping[str, Any], config: EncoderConfig) -> int:
     stated = settings.get("max_seq_length")
     if stated is None:  # since 5.4 sentence-transformers states it in the tokenizer's file, where 10³⁰ means no limit
-        limit = tokenizer_config.get("model_max_length")
-        stated = int(min(limit, config.max_position_embeddings)) if isinstance(limit, int | float) else limit
-    if stated is None:
-        return config.max_position_embeddings
+        stated = tokenizer_config.get("model_max_length", config.max_position_embeddings)
+        if isinstance(stated, int | float) and stated > config.max_position_embeddings:
+            stated = config.max_position_embeddings
     if type(stated) is not int:
         raise ModelDirectoryError(f"max_seq_length must be a whole number, got {stated!r}")
     return stated
@@ -206,7 +216,37 @@ def _read_max_length(settings: Mapping[str, Any], tokenizer_config: Mapping[str,
 
 def _read_prompts(file: Path) -> tuple[dict[str, str], str | None]:
     described = _read_json(file, optional=True)
+    if described.get("model_type", "SentenceTransformer") != "SentenceTransformer":
+        raise ModelDirectoryError(f"model_type must be SentenceTransformer, got {described['model_type']!r} in {file}")
     prompts, default = described.get("prompts") or {}, described.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in (*prompts.values(), default or "")):
+    names = [] if default is None else [default]
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in [*prompts.values(), *names]):
         raise ModelDirectoryError(f"prompts must map names to texts and default_prompt_name be a name in {file}")
     return prompts, default
+
+
+def _read_settings(path: Path) -> Any:
+    others = [file.name for file in path.iterdir() if _OTHER_SETTINGS.fullmatch(file.name)]
+    settings = _read_json(path / "sentence_bert_config.json", optional=True)
+    unknown = sorted({*others, *(key for key, value in settings.items() if value and key not in _SETTINGS)})
+    if unknown or settings.get("transformer_task", "feature-extraction") != "feature-extraction":
+        raise ModelDirectoryError(f"{path} asks for what is not computed here: {', '.join(unknown) or 'another task'}")
+    if type(settings.get("do_lower_case", False)) is not bool:
+        raise ModelDirectoryError(f"do_lower_case must be true or false, got {settings['do_lower_case']!r}")
+    return settings
+
+
+def _check_tokenizer(tokenizer: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> None:
+    """Refuse settings of transformers' that would change what tokenizer.json says."""
+    direction = (tokenizer.get("truncation") or {}).get("direction", "Right")
+    if direction != "Right" or tokenizer_config.get("truncation_side", "right") != "right":
+        raise ModelDirectoryError("truncation must be on the right; save the tokenizer with truncation_side='right'")
+    if tokenizer_config.get("split_special_tokens"):
+        raise ModelDirectoryError("split_special_tokens must be false in tokenizer_config.json")
+    if tokenizer_config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
+        return  # only this one is built from the settings
+    normalizer = tokenizer.get("normalizer") or {}
+    for ours, theirs, default in _NORMALIZER:
+        if normalizer.get(ours) != tokenizer_config.get(theirs, default):
+            said = f"{normalizer.get(ours)} in tokenizer.json, {tokenizer_config.get(theirs, default)} beside it"
+            raise ModelDirectoryError(f"{theirs} contradicts itself: {said}; keep what the model was trained with")

@@ -19,13 +19,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchRuntime:
-    """Runs an encoder with torch. Any number of threads may share one.
+    """Runs an encoder with torch; arguments as in `SentenceEncoder.load`. Any number of threads may share one.
 
-    Args:
-        spec: The model's description.
-        weights: Its weights, checked.
-        precision: What the products are computed in; pooling is float32 in any case.
-        device: Where to run, as torch names it: "cpu", "cuda", "cuda:1".
+    Pooling is float32 in any case.
 
     Raises:
         ValueError: Another precision.
@@ -33,10 +29,18 @@ class TorchRuntime:
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, *, precision: Precision = "float32", device: str = "cpu"
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        precision: Precision = "float32",
+        device: str = "cpu",
+        threads: int | None = None,
     ) -> None:
         if precision not in _DTYPES:
             raise ValueError(f"precision must be one of {', '.join(_DTYPES)}, got {precision!r}")
+        if threads is not None:
+            torch.set_num_threads(threads)
         self._pooling = spec.pooling
         self._device = torch.device(device)
         self._encoder = encoder_from_weights(spec.config, weights).to(self._device, _DTYPES[precision])
@@ -45,7 +49,7 @@ class TorchRuntime:
 
     def embed(self, batch: TokenBatch) -> Float32[np.ndarray, "batch hidden"]:
         """Give one vector per sentence, not normalised."""
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
             hidden_states = self._run(batch)
             if self._pooling == "cls":
                 return cls_pool(hidden_states).cpu().numpy()
@@ -53,7 +57,7 @@ class TorchRuntime:
 
     def embed_tokens(self, batch: TokenBatch) -> Float32[np.ndarray, "batch seq hidden"]:
         """Give one vector per token; what stands at padding is meaningless."""
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
             return self._run(batch).cpu().numpy()
 
     def _run(self, batch: TokenBatch) -> Float[Tensor, "batch seq hidden"]:
@@ -67,10 +71,9 @@ class TorchRuntime:
 
 
 class _OneDnnLinear(nn.Module):
-    """A linear map in float32 through oneDNN.
+    """A linear map through oneDNN: torch's own goes to MKL, which stops at AVX2 unless Intel made the processor.
 
-    torch sends float32 products to MKL, which on processors not made by Intel stops at AVX2. oneDNN uses what the
-    processor has: 1.6 times the tokens per second of the whole encoder on a Zen 4 (benchmarks/README.md).
+    1.6 times the tokens per second of the whole encoder on a Zen 4 (benchmarks/README.md).
     """
 
     def __init__(self, linear: nn.Linear) -> None:

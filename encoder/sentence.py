@@ -1,6 +1,7 @@
 """SentenceEncoder: the one door. Text in, vectors out."""
 
 import logging
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,7 @@ from encoder.weights import read_weights
 
 logger = logging.getLogger(__name__)
 
-# Both measured, in benchmarks/README.md: a larger batch is no faster, since it leaves the cache; and filling up a batch
-# with shorter texts pays until the padding costs more than starting another batch.
+# Both measured, in benchmarks/README.md: a larger batch is no faster, and more padding costs more than another batch.
 MAX_BATCH_TOKENS = 2048
 MAX_BATCH_PADDING = 64
 
@@ -45,12 +45,9 @@ class TokenEmbeddings:
 
 
 class SentenceEncoder:
-    """A model, ready to turn text into vectors. Any number of threads may share one.
+    """A model, ready to turn text into vectors; `load` makes one.
 
-    Args:
-        spec: The model's description.
-        fingerprint: The hash of all that decides an embedding.
-        runtime: What runs it.
+    Any number of threads may share one. Processes that fork must load it after they forked.
     """
 
     def __init__(self, spec: ModelSpec, *, fingerprint: str, runtime: Runtime) -> None:
@@ -67,6 +64,7 @@ class SentenceEncoder:
         runtime: Literal["torch"] = "torch",
         precision: Literal["float32", "bfloat16"] = "float32",
         device: str = "cpu",
+        threads: int | None = None,
     ) -> "SentenceEncoder":
         """Load a sentence-transformers directory with a BERT encoder.
 
@@ -75,6 +73,7 @@ class SentenceEncoder:
             runtime: What runs it; "torch" is the only one so far.
             precision: What the products are computed in.
             device: Where to run, as torch names it: "cpu", "cuda", "cuda:1".
+            threads: Processor threads of the runtime, for the whole process; None leaves them as they are.
 
         Raises:
             ModelDirectoryError: The directory is incomplete, contradictory, or not BERT mathematics.
@@ -90,7 +89,7 @@ class SentenceEncoder:
         path = Path(model_dir)
         spec = read_spec(path)
         weights = read_weights(path, spec.config)
-        loaded = TorchRuntime(spec, weights, precision=precision, device=device)
+        loaded = TorchRuntime(spec, weights, precision=precision, device=device, threads=threads)
         return cls(spec, fingerprint=fingerprint(spec, weights), runtime=loaded)
 
     @property
@@ -116,54 +115,47 @@ class SentenceEncoder:
             texts: Any Unicode; an empty text has a vector too.
             normalize: Whether to scale each vector to length 1, so that the dot product of two is their cosine.
             dimensions: Keep this many leading components, before normalising; None keeps all.
-            prompt: Put before each text, such as `spec.prompts["query"]`. None means the model's default prompt if it
-                names one, "" none at all.
+            prompt: Put before each text, such as `spec.prompts["query"]`; None is the model's default prompt, if any.
 
         Raises:
             TypeError: A text is not a str. The message names its index.
             ValueError: A text holds a lone surrogate, or `dimensions` is not in [1, hidden_size].
             FloatingPointError: A vector is not finite, or has length 0 and cannot be normalised.
         """
-        single = isinstance(texts, str)
         listed = [texts] if isinstance(texts, str) else list(texts)
         if prompt is None:
             prompt = self.spec.prompts[self.spec.default_prompt] if self.spec.default_prompt is not None else ""
+        if not isinstance(prompt, str):
+            raise TypeError(f"prompt must be a str, got {type(prompt).__name__}")
         if prompt:
             listed = [prompt + text if isinstance(text, str) else text for text in listed]
         tokenized = self.tokenizer.encode(listed)
         if truncated := sum(text.truncated for text in tokenized):
-            logger.warning(
-                "%d of %d texts are longer than %d tokens and were cut", truncated, len(listed), self.spec.max_length
-            )
+            logger.warning("%d of %d texts were cut to %d tokens", truncated, len(listed), self.spec.max_length)
         vectors = self.encode_tokenized(tokenized, normalize=normalize, dimensions=dimensions)
-        return vectors[0] if single else vectors
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def encode_tokenized(
         self, texts: Sequence[TokenizedText], *, normalize: bool = True, dimensions: int | None = None
     ) -> Float32[np.ndarray, "texts dimensions"]:
         """Give one vector per tokenised text, in order. Arguments and errors are those of `encode`."""
-        if dimensions is not None and (dimensions is True or not 1 <= dimensions <= self.hidden_size):
+        size = self.hidden_size if dimensions is None else operator.index(dimensions)
+        if isinstance(dimensions, bool) or not 1 <= size <= self.hidden_size:
             raise ValueError(f"dimensions must be between 1 and {self.hidden_size}, got {dimensions!r}")
         vectors = np.empty((len(texts), self.hidden_size), dtype=np.float32)
         for rows, batch in self._batches(texts):
             vectors[rows] = self._runtime.embed(batch)
         _require_finite(vectors)
-        vectors = vectors[:, :dimensions]
+        vectors = vectors[:, :size]
         return _normalize(vectors) if normalize else vectors
 
     def encode_tokens(self, texts: str | Iterable[str]) -> list[TokenEmbeddings]:
-        """Give the context-aware vector of every token of each text, in order.
+        """Give the context-aware vector of every token of each text, in order. No prompt is put before the texts.
 
-        "bank" has one vector in "the bank of the river" and another in "the bank lent money". The mean of a text's
-        vectors is its embedding before normalisation, for a model that pools by the mean.
+        "bank" has one vector in "the bank of the river" and another in "the bank lent money". For a model that pools by
+        the mean, the mean of a text's vectors is its embedding before normalisation.
 
-        Args:
-            texts: Any Unicode; one str is a list of one. Longer ones are cut at their end, and say so.
-
-        Raises:
-            TypeError: A text is not a str. The message names its index.
-            ValueError: A text holds a lone surrogate.
-            FloatingPointError: A vector is not finite.
+        One str is a list of one. Longer texts are cut at their end, and say so. Errors are those of `encode`.
         """
         tokenized = self.tokenizer.encode([texts] if isinstance(texts, str) else list(texts), spans=True)
         embedded: dict[int, Float32[np.ndarray, "tokens hidden"]] = {}
@@ -207,10 +199,11 @@ def plan_batches(
 
 
 def _normalize(vectors: Float32[np.ndarray, "texts dimensions"]) -> Float32[np.ndarray, "texts dimensions"]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # In double precision, or the squares of large components would overflow.
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     if not lengths.all():
         raise FloatingPointError(f"the vector of text {np.argmin(lengths)} has length 0; ask for more dimensions")
-    return vectors / lengths
+    return (vectors / lengths).astype(np.float32)
 
 
 def _require_finite(vectors: Float32[np.ndarray, "rows hidden"], *, of: str | None = None) -> None:

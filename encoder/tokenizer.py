@@ -13,6 +13,7 @@ from encoder.config import ModelDirectoryError
 from encoder.model_dir import ModelSpec
 
 Span = tuple[int, int]
+_TEXTS_AT_ONCE = 512  # what tokenizers returns for a text takes six times the memory of what is kept of it
 T = TypeVar("T")
 
 
@@ -58,9 +59,6 @@ class TextTokenizer:
     A `tokenizers.Tokenizer` refuses work ("Already borrowed") when one thread changes its truncation or padding while
     another uses it. Here both are off for good: cutting is done by us, which also tells how much was cut.
 
-    Args:
-        spec: Whose tokenizer to use, and the length to cut to.
-
     Raises:
         ModelDirectoryError: The tokenizer cannot be read, adds no special tokens, makes several segments of a text, or
             knows ids that the encoder has no vector for.
@@ -79,7 +77,7 @@ class TextTokenizer:
         self._unknown_id = _unknown_id(self._tokenizer, spec.tokenizer_json)
         self._special, self._suffix = self._check(spec)
 
-    def encode(self, texts: Sequence[str], *, spans: bool = False) -> list[TokenizedText]:
+    def encode(self, texts: Sequence[str], *, spans: bool = False, cut: bool = True) -> list[TokenizedText]:
         """Turn texts into token ids. The order is kept; longer texts are cut at their end, and say so.
 
         An empty text, or one of white space alone, is its special tokens. Characters that the tokenizer drops (NUL and
@@ -88,21 +86,26 @@ class TextTokenizer:
         Args:
             texts: Any Unicode text but lone surrogates.
             spans: Whether to tell where each token stands in its text.
+            cut: False keeps them whole.
 
         Raises:
             TypeError: An entry is not a str. The message names its index.
             ValueError: An entry holds a lone surrogate, which is no character. The message names index and position.
         """
-        for index, text in enumerate(texts):
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list of str, got one str; put it into a list")
+        listed = list(texts)
+        for index, text in enumerate(listed):
             _check_text(index, text)
         return [
             TokenizedText(
-                input_ids=(input_ids := self._cut(encoding.ids)),
+                input_ids=(input_ids := self._cut(encoding.ids, cut)),
                 total_tokens=len(encoding.ids),
                 unknown_share=input_ids.count(self._unknown_id) / max(len(input_ids) - self._special, 1),
-                spans=self._cut(encoding.offsets) if spans else (),
+                spans=self._cut(encoding.offsets, cut) if spans else (),
             )
-            for encoding in self._tokenizer.encode_batch(list(texts))
+            for start in range(0, len(listed), _TEXTS_AT_ONCE)
+            for encoding in self._tokenizer.encode_batch(listed[start : start + _TEXTS_AT_ONCE])
         ]
 
     def tokens(self, input_ids: Iterable[int]) -> list[str]:
@@ -111,15 +114,22 @@ class TextTokenizer:
         Raises:
             ValueError: An id is not in the vocabulary.
         """
-        ids = list(input_ids)
-        tokens = [token for token_id in ids if (token := self._tokenizer.id_to_token(token_id)) is not None]
-        if len(tokens) != len(ids):
-            raise ValueError(f"token ids must be in the vocabulary, got {ids}")
+        tokens = []
+        for token_id in input_ids:
+            token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+            if token is None:
+                raise ValueError(f"token ids must be in the vocabulary, got {token_id}")
+            tokens.append(token)
         return tokens
 
-    def _cut(self, per_token: list[T]) -> list[T]:
+    def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Give the text of token ids, as far as the vocabulary tells it. Raises what `tokens` does."""
+        self.tokens(input_ids)
+        return self._tokenizer.decode(input_ids, skip_special_tokens=skip_special_tokens)
+
+    def _cut(self, per_token: list[T], cut: bool) -> list[T]:
         """Keep the beginning of a text and the special tokens at its end."""
-        if len(per_token) <= self.max_length:
+        if not cut or len(per_token) <= self.max_length:
             return per_token
         return per_token[: self.max_length - self._suffix] + per_token[len(per_token) - self._suffix :]
 
@@ -151,5 +161,9 @@ def _check_text(index: int, text: object) -> None:
 def _unknown_id(tokenizer: Tokenizer, tokenizer_json: str) -> int:
     """Give the id of the unknown token, or -1 where the vocabulary needs none (bytes cover everything)."""
     model = json.loads(tokenizer_json)["model"]
-    unknown = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
+    token, unknown = model.get("unk_token"), model.get("unk_id")
+    if token is not None:
+        unknown = tokenizer.token_to_id(token)
+        if unknown is None:
+            raise ModelDirectoryError(f"unk_token must be in the vocabulary of tokenizer.json, got {token!r}")
     return -1 if unknown is None else unknown

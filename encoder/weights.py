@@ -4,7 +4,7 @@ Canonical names are those of transformers' `BertModel` without a prefix; the lan
 (`cls.predictions.…`). Every runtime reads the weights here, so every runtime is equally strict.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,13 @@ WEIGHTS_FILE = "model.safetensors"
 Weights = Mapping[str, Float32[np.ndarray, "..."]]
 
 # Present in BERT checkpoints and no part of a sentence encoder: the pooler and the next-sentence head were trained for
-# another task, position_ids is a constant, and the decoder is checked against the word vectors it is tied to.
-_PASSED_OVER = ("pooler.", "cls.seq_relationship.", "cls.predictions.decoder.", "embeddings.position_ids")
+# another task, position_ids is a constant, and the language-model head is read when it is asked for.
+_PASSED_OVER = ("pooler.", "cls.seq_relationship.", "cls.predictions.", "embeddings.position_ids")
+_TIED = {
+    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-_HEAD = "cls.predictions."
 _DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 
 
@@ -61,41 +64,39 @@ def read_weights(path: Path, config: EncoderConfig, *, head: bool = False) -> di
             finite; or the head's decoder is not tied to the word vectors. The message names the tensor.
     """
     expected = encoder_shapes(config) | (head_shapes(config) if head else {})
+    tied = {name: expected[source] for name, source in _TIED.items()} if head else {}
     weights: dict[str, np.ndarray] = {}
-    decoders: dict[str, np.ndarray] = {}
     for stored_name, shape, dtype, data in _stored_tensors(path):
         name = _canonical(stored_name)
-        if name in expected:
+        required = (expected | tied).get(name)
+        if required is not None:
             if name in weights:
                 raise ModelDirectoryError(f"{path / WEIGHTS_FILE} holds {name} twice, the second as {stored_name}")
-            if shape != expected[name]:
-                raise ModelDirectoryError(f"{stored_name} must have shape {expected[name]} by the config, got {shape}")
+            if shape != required:
+                raise ModelDirectoryError(f"{stored_name} must have shape {required} by the config, got {shape}")
             weights[name] = _as_float32(stored_name, shape, dtype, data)
-        elif head and name.startswith(_HEAD + "decoder."):
-            decoders[name.removeprefix(_HEAD + "decoder.")] = _as_float32(stored_name, shape, dtype, data)
-        elif not name.startswith(_PASSED_OVER) and not name.startswith(_HEAD):
-            raise ModelDirectoryError(
-                f"{path / WEIGHTS_FILE} holds {stored_name}, which is no part of a {config.num_hidden_layers}-layer "
-                "BERT encoder; config.json and the weights do not belong together"
-            )
-    _require_all(path, expected, weights)
-    _require_tied(decoders, weights)
+        elif not name.startswith(_PASSED_OVER):
+            raise ModelDirectoryError(f"{path / WEIGHTS_FILE} holds {stored_name}, no part of the model in config.json")
+    if missing := sorted(expected.keys() - weights.keys()):
+        raise ModelDirectoryError(f"{path / WEIGHTS_FILE} lacks {len(missing)} tensors, the first of them {missing[0]}")
+    for name in tied.keys() & weights.keys():
+        if not np.array_equal(weights.pop(name), weights[_TIED[name]]):
+            raise ModelDirectoryError(f"{name} must be tied to {_TIED[name]}, and differs from it")
     return weights
 
 
 def _stored_tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...], str, bytes | bytearray]]:
     file = path / WEIGHTS_FILE
     if not file.is_file():
-        others = ", ".join(sorted(p.name for p in path.glob("*model*") if p.is_file())) or "none"
+        found = sorted(other.name for other in path.glob("*model*"))
         raise ModelDirectoryError(
-            f"{path} must hold {WEIGHTS_FILE} as one file (weight files found: {others}); "
-            "pickled and split weights are not read: load them with transformers and call save_pretrained"
+            f"{file} is missing (found: {found}); pickled and split weights are not read, transformers can convert them"
         )
     try:
         # Not safetensors.numpy: it cannot read bfloat16.
         tensors = safetensors.deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
-    except safetensors.SafetensorError as error:
-        raise ModelDirectoryError(f"{file} is not a complete safetensors file: {error}") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ModelDirectoryError(f"{file} is not a complete, readable safetensors file: {error}") from error
     for name, tensor in tensors:
         yield name, tuple(tensor["shape"]), tensor["dtype"], tensor["data"]
 
@@ -117,19 +118,6 @@ def _as_float32(name: str, shape: tuple[int, ...], dtype: str, data: bytes | byt
     if not np.isfinite(array).all():
         raise ModelDirectoryError(f"{name} holds {np.count_nonzero(~np.isfinite(array))} values that are not finite")
     return array.reshape(shape)
-
-
-def _require_all(path: Path, expected: Iterable[str], found: Iterable[str]) -> None:
-    missing = sorted(set(expected) - set(found))
-    if missing:
-        raise ModelDirectoryError(f"{path / WEIGHTS_FILE} lacks {len(missing)} tensors, the first of them {missing[0]}")
-
-
-def _require_tied(decoders: Weights, weights: Weights) -> None:
-    tied = {"weight": "embeddings.word_embeddings.weight", "bias": _HEAD + "bias"}
-    for part, array in decoders.items():
-        if part in tied and not np.array_equal(array, weights[tied[part]]):
-            raise ModelDirectoryError(f"{_HEAD}decoder.{part} must be tied to {tied[part]}, and differs from it")
 
 
 def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:

@@ -58,6 +58,7 @@ def tiny_spec() -> ModelSpec:
             intermediate_size=31,
             max_position_embeddings=23,
             type_vocab_size=5,
+            initializer_range=0.2,  # large enough to see what a fresh encoder does
         ),
         pooling="mean",
         normalize=True,

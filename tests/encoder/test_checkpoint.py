@@ -1,11 +1,12 @@
 """Weights in and out: every form in which a BERT is stored, and nothing else."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -29,7 +30,7 @@ ATTENTION_MASK = INPUT_IDS > 0
 @pytest.fixture
 def encoder(tiny_spec: ModelSpec) -> Encoder:
     torch.manual_seed(3)
-    return Encoder(replace(tiny_spec.config, initializer_range=0.2)).eval()
+    return Encoder(tiny_spec.config).eval()
 
 
 @pytest.fixture
@@ -132,6 +133,7 @@ def test_saved_float16_is_the_rounded_model(tiny_spec: ModelSpec, encoder: Encod
     assert sorted(path.name for path in tmp_path.iterdir()) == ["half"]
 
 
+DECODER, WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
@@ -147,10 +149,11 @@ QUERY = "bert.encoder.layer.1.attention.self.query.weight"
         (lambda t: t | {QUERY: t[QUERY] * np.nan}, f"{QUERY} holds 196 values that are not finite"),
         (
             lambda t: t | {"bert.encoder.layer.3.output.dense.bias": t[QUERY][0]},
-            "holds bert.encoder.layer.3.* no part of",
+            "holds bert.encoder.layer.3.* no part of the model",
         ),
         (lambda t: t | {QUERY.removeprefix("bert."): t[QUERY]}, "holds encoder.layer.1.* twice"),
-        (lambda t: t | {"cls.predictions.decoder.weight": t[QUERY]}, "decoder.weight must be tied to embeddings.word"),
+        (lambda t: t | {DECODER: t[QUERY]}, rf"{DECODER} must have shape \(29, 14\) by the config, got \(14, 14\)"),
+        (lambda t: t | {DECODER: 2 * t[WORDS]}, f"{DECODER} must be tied to embeddings.word_embeddings.weight"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(tiny_dir: Path, change: callable, message: str) -> None:
@@ -163,13 +166,50 @@ def test_damaged_pickled_and_split_weights_are_refused(tiny_dir: Path) -> None:
     whole = (tiny_dir / WEIGHTS_FILE).read_bytes()
     for damaged in (b"", whole[:7], whole[: len(whole) // 2], b"\xff" * 100):
         (tiny_dir / WEIGHTS_FILE).write_bytes(damaged)
-        with pytest.raises(ModelDirectoryError, match="is not a complete safetensors file"):
+        with pytest.raises(ModelDirectoryError, match="is not a complete, readable safetensors file"):
             load_encoder(tiny_dir)
     (tiny_dir / WEIGHTS_FILE).rename(tiny_dir / "pytorch_model.bin")
     with pytest.raises(
-        ModelDirectoryError, match=r"found: pytorch_model\.bin\); pickled and split weights are not read"
+        ModelDirectoryError, match=r"found: \['pytorch_model\.bin'\]\); pickled and split weights are not read"
     ):
         load_encoder(tiny_dir)
+
+
+def test_only_known_precisions_are_saved(tiny_dir: Path, tmp_path: Path, run_python: Callable[[str], str]) -> None:
+    printed = run_python(f"""
+        from encoder.checkpoint import load_encoder, save
+        from encoder.model_dir import read_spec
+        from pathlib import Path
+        path = Path({str(tiny_dir)!r})
+        for precision in ("int8", "bfloat16", None):
+            try:
+                save({str(tmp_path / "other")!r}, read_spec(path), load_encoder(path), precision=precision)
+            except ValueError as error:
+                print(error)
+    """)
+    assert printed.splitlines() == [
+        f"precision must be float32 or float16, got {each!r}" for each in ("int8", "bfloat16", None)
+    ]
+    assert not (tmp_path / "other").exists()
+
+
+def test_settings_beside_the_tokens_stay_out_of_the_tokens(
+    tiny_spec: ModelSpec, encoder: Encoder, tmp_path: Path
+) -> None:
+    """A truth value under special_tokens_map.json's "add_bos_token" would cost the saved model its [CLS] and [SEP]."""
+    config = {**tiny_spec.tokenizer_config, "add_bos_token": False, "add_eos_token": False}
+    save(tmp_path / "saved", replace(tiny_spec, tokenizer_config=config), encoder)
+    tokens = json.loads((tmp_path / "saved/special_tokens_map.json").read_text())
+    assert tokens == {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "SEP", "PAD", "CLS", "MASK")}
+
+
+def test_a_vocabulary_with_gaps_is_not_written_as_lines(tiny_spec: ModelSpec, encoder: Encoder, tmp_path: Path) -> None:
+    save(tmp_path / "dense", tiny_spec, encoder)
+    tree = json.loads(tiny_spec.tokenizer_json)
+    assert (tmp_path / "dense/vocab.txt").read_text().splitlines() == list(tree["model"]["vocab"])
+    tree["model"]["vocab"]["last"] = 28
+    save(tmp_path / "gaps", replace(tiny_spec, tokenizer_json=json.dumps(tree)), encoder)
+    assert not (tmp_path / "gaps/vocab.txt").exists()
 
 
 def test_an_existing_destination_is_left_alone(tiny_spec: ModelSpec, encoder: Encoder, tmp_path: Path) -> None:
@@ -177,11 +217,14 @@ def test_an_existing_destination_is_left_alone(tiny_spec: ModelSpec, encoder: En
     with pytest.raises(ModelDirectoryError, match="mine must not exist yet"):
         save(tmp_path / "mine", tiny_spec, encoder)
     assert list((tmp_path / "mine").iterdir()) == []
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ModelDirectoryError, match="link must not exist yet"):
+        save(tmp_path / "link", tiny_spec, encoder)
 
 
 def test_weights_of_another_model_are_not_written(tiny_spec: ModelSpec, encoder: Encoder, tmp_path: Path) -> None:
     other = replace(tiny_spec, config=replace(tiny_spec.config, intermediate_size=37))
-    with pytest.raises(ModelDirectoryError, match=r"dense\.bias must have shape \(37,\) by the config, got \(31,\)"):
+    with pytest.raises(ValueError, match=r"the spec must have the encoder's config, .*=31.* got .*=37"):
         save(tmp_path / "wrong", other, encoder)
     assert list(tmp_path.iterdir()) == []
 

@@ -44,4 +44,4 @@ def test_says_what_is_wrong(arguments: list[str], message: str) -> None:
 def test_cuts_long_texts_and_says_so() -> None:
     finished = run("pizza " * 300, "pizza")
     assert finished.returncode == 0
-    assert "1 of 2 texts are longer than 256 tokens and were cut" in finished.stderr
+    assert "1 of 2 texts were cut to 256 tokens" in finished.stderr

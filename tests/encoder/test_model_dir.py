@@ -137,8 +137,100 @@ class TestModules:
         modules = self.modules("Transformer", "Pooling")
         modules[0]["path"] = "0_Transformer"
         write(tiny_dir / "modules.json", modules)
-        with pytest.raises(ModelDirectoryError, match="move its files"):
+        with pytest.raises(ModelDirectoryError, match=r"must lie in .* itself and a folder in it, got 0_Transformer"):
             read_spec(tiny_dir)
+
+    @pytest.mark.parametrize(
+        "kind", ["custom.Pooling", "sentence_transformers.sparse_encoder.modules.Pooling", "Pooling"]
+    )
+    def test_namesakes_from_elsewhere_are_refused(self, tiny_dir: Path, kind: str) -> None:
+        modules = self.modules("Transformer", "Pooling")
+        modules[1]["type"] = kind
+        write(tiny_dir / "modules.json", modules)
+        with pytest.raises(ModelDirectoryError, match="optionally Normalize, got"):
+            read_spec(tiny_dir)
+
+    @pytest.mark.parametrize("folder", ["../1_Pooling", "/1_Pooling", "1_Pooling/../1_Pooling", ".."])
+    def test_folders_elsewhere_are_refused(self, tiny_dir: Path, folder: str) -> None:
+        modules = self.modules("Transformer", "Pooling")
+        modules[1]["path"] = folder
+        write(tiny_dir / "modules.json", modules)
+        with pytest.raises(ModelDirectoryError, match="must lie in"):
+            read_spec(tiny_dir)
+
+    def test_folders_are_taken_by_their_own_name(self, tiny_dir: Path) -> None:
+        modules = self.modules("Transformer", "Pooling")
+        modules[1]["path"] = "./.pool"
+        write(tiny_dir / "modules.json", modules)
+        (tiny_dir / ".pool").mkdir()
+        (tiny_dir / "pool").mkdir()
+        write(tiny_dir / ".pool/config.json", {"pooling_mode": "cls"})
+        write(tiny_dir / "pool/config.json", {"pooling_mode": "mean"})
+        assert read_spec(tiny_dir).pooling == "cls"
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        (
+            "tokenizer_config.json",
+            {"do_lower_case": False},
+            "do_lower_case contradicts itself: True in .*, False beside",
+        ),
+        ("tokenizer_config.json", {"do_lower_case": None, "tokenizer_class": "BertTokenizerFast"}, None),
+        (
+            "tokenizer_config.json",
+            {"strip_accents": None},
+            "strip_accents contradicts itself: False in .*, None beside",
+        ),
+        ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars contradicts itself"),
+        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "do_lower_case contradicts itself: None in"),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}, None),
+        ("tokenizer_config.json", {"tokenizer_class": None, "strip_accents": None}, "strip_accents contradicts itself"),
+        ("tokenizer_config.json", {"truncation_side": "left"}, "truncation must be on the right"),
+        ("tokenizer.json", {"truncation": {"direction": "Left"}}, "truncation must be on the right"),
+        ("tokenizer_config.json", {"split_special_tokens": True}, "split_special_tokens must be false"),
+        ("sentence_bert_config.json", {"do_lower_case": "true"}, "do_lower_case must be true or false, got 'true'"),
+        ("sentence_bert_config.json", {"config_args": {"num_hidden_layers": 1}}, "not computed here: config_args"),
+        (
+            "sentence_bert_config.json",
+            {"processor_kwargs": {"model_max_length": 7}},
+            "not computed here: processor_kwargs",
+        ),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "not computed here: another task"),
+        (
+            "config_sentence_transformers.json",
+            {"model_type": "SparseEncoder"},
+            "must be SentenceTransformer, got 'Sparse",
+        ),
+        ("config_sentence_transformers.json", {"default_prompt_name": []}, "default_prompt_name be a name"),
+    ],
+)
+def test_settings_that_would_change_the_vectors_are_refused(
+    tiny_dir: Path, file: str, changes: dict, message: str | None
+) -> None:
+    """sentence-transformers honours each of these; to pass over one would give other vectors than it."""
+    edit(tiny_dir / file, **changes)
+    if message is None:
+        read_spec(tiny_dir)
+        return
+    with pytest.raises(ModelDirectoryError, match=message):
+        read_spec(tiny_dir)
+
+
+@pytest.mark.parametrize("name", ["sentence_roberta_config.json", "adapter_config.json"])
+def test_files_that_would_change_the_model_are_refused(tiny_dir: Path, name: str) -> None:
+    write(tiny_dir / name, {"max_seq_length": 8})
+    with pytest.raises(ModelDirectoryError, match=f"not computed here: {name}"):
+        read_spec(tiny_dir)
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "config_sentence_transformers.json"])
+def test_a_link_to_nowhere_is_damage_not_absence(tiny_dir: Path, name: str) -> None:
+    (tiny_dir / name).unlink()
+    (tiny_dir / name).symlink_to(tiny_dir / "pruned")
+    with pytest.raises(ModelDirectoryError, match=f"must hold {name}"):
+        read_spec(tiny_dir)
 
 
 class TestMaxLength:
@@ -149,7 +241,7 @@ class TestMaxLength:
         edit(tiny_dir / "tokenizer_config.json", model_max_length=10**30)
         assert read_spec(tiny_dir).max_length == 23
         (tiny_dir / "sentence_bert_config.json").unlink()
-        (tiny_dir / "tokenizer_config.json").unlink()
+        edit(tiny_dir / "tokenizer_config.json", model_max_length=None)
         assert read_spec(tiny_dir).max_length == 23
 
     @pytest.mark.parametrize("length", [24, 2, 0, -1, True, 11.0, "11"])
@@ -178,7 +270,13 @@ def test_impossible_prompts_are_refused(tiny_dir: Path, prompts: Any, default: s
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modules.json"])
 def test_a_missing_or_damaged_file_is_named(tiny_dir: Path, name: str) -> None:
-    for content, message in ((b"{", "is not JSON in UTF-8"), (b'"\xff"', "is not JSON in UTF-8"), (b"5", "must hold")):
+    deep = b"[" * 100_000
+    for content, message in (
+        (b"{", "is not"),
+        (b'"\xff"', "is not"),
+        (b"5", "must hold"),
+        (deep, "is not JSON in UTF-8"),
+    ):
         (tiny_dir / name).write_bytes(content)
         with pytest.raises(ModelDirectoryError, match=f"{name} {message}"):
             read_spec(tiny_dir)
@@ -225,7 +323,7 @@ class TestFingerprint:
             ("sentence_bert_config.json", {"do_lower_case": True}),
             ("config_sentence_transformers.json", {"prompts": {"query": "a pizza "}}),
             ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
-            ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}),
+            ("tokenizer.json", {"decoder": {"type": "Fuse"}}),
             ("1_Pooling/config.json", {"pooling_mode": "cls", **dict.fromkeys(POOLING_FLAGS)}),
         ],
     )
@@ -246,7 +344,7 @@ class TestFingerprint:
 
     def test_is_known_for_the_real_model(self, minilm_dir: Path) -> None:
         """A change here severs every stored collection from its model: it must be meant."""
-        assert self.of(minilm_dir) == "b0264fd5b744daa7b20df48f0d92950c258abb652853c7cfbf055c9adebea437"
+        assert self.of(minilm_dir) == "f4336d84dd02e559b91eb16c366e77da3f889cc248ab330481ef5969e1a41d5e"
 
 
 def test_the_directory_may_stand_anywhere(tiny_dir: Path, tmp_path: Path) -> None:

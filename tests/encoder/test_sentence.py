@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,7 +159,7 @@ def test_a_prompt_is_put_before_the_text(minilm: SentenceEncoder, minilm_dir: Pa
 def test_truncation_is_said(minilm: SentenceEncoder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         same = minilm.encode(["pizza " * 300 + "one", "short", "pizza " * 300 + "two"])
-        assert caplog.messages == ["2 of 3 texts are longer than 256 tokens and were cut"]
+        assert caplog.messages == ["2 of 3 texts were cut to 256 tokens"]
         assert difference(same[0], same[2]) <= TOLERANCE
         minilm.encode(["pizza " * 254])
     assert len(caplog.messages) == 1
@@ -178,6 +179,22 @@ def test_threads_may_share_an_encoder(minilm: SentenceEncoder, alone: tuple) -> 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda row: minilm.encode(texts[row : row + 5]), range(0, 100, 5)))
     assert difference(np.concatenate(answers), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-14, 1e14, 1e25])
+def test_vectors_of_any_length_are_normalised(minilm_dir: Path, scale: float) -> None:
+    spec = read_spec(minilm_dir)
+    weights = read_weights(minilm_dir, spec.config)
+    for part in ("weight", "bias"):
+        weights[f"encoder.layer.5.output.LayerNorm.{part}"] *= np.float32(scale)
+    encoder = SentenceEncoder(spec, fingerprint="", runtime=TorchRuntime(spec, weights))
+    assert np.linalg.norm(encoder.encode(["pizza", "a bank"]), axis=1) == pytest.approx(1, abs=1e-6)
+
+
+def test_mixed_precision_around_us_does_not_leak_in(minilm: SentenceEncoder) -> None:
+    expected = minilm.encode("Pizza is great.")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert difference(minilm.encode("Pizza is great."), expected) == 0
 
 
 def test_a_vector_that_is_not_finite_is_an_error(minilm_dir: Path) -> None:
@@ -219,6 +236,11 @@ def test_unknown_settings_are_refused(run_python: Callable[[str], str]) -> None:
                 SentenceEncoder.load(default_model_dir(), **settings)
             except ValueError as error:
                 print(error)
+        for prompt in (5, b"x", []):
+            try:
+                SentenceEncoder.load(default_model_dir()).encode("text", prompt=prompt)
+            except TypeError as error:
+                print(error)
         for texts in ([["nested"]], [1], b"bytes", [None]):
             try:
                 SentenceEncoder.load(default_model_dir()).encode(texts)
@@ -228,6 +250,9 @@ def test_unknown_settings_are_refused(run_python: Callable[[str], str]) -> None:
     assert printed.splitlines() == [
         "runtime must be 'torch', got 'tensorflow'",
         "precision must be one of float32, bfloat16, got 'int4'",
+        "prompt must be a str, got int",
+        "prompt must be a str, got bytes",
+        "prompt must be a str, got list",
         "text 0 must be a str, got list",
         "text 0 must be a str, got int",
         "text 0 must be a str, got int",

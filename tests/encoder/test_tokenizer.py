@@ -76,6 +76,12 @@ def test_what_holds_no_text_is_its_special_tokens(tokenizer: TextTokenizer, text
     assert not result.truncated
 
 
+def test_one_text_is_no_list_of_texts(tokenizer: TextTokenizer) -> None:
+    with pytest.raises(TypeError, match="put it into a list"):
+        tokenizer.encode("hello")
+    assert tokenizer.encode([]) == []
+
+
 def test_nul_counts_as_not_there(tokenizer: TextTokenizer) -> None:
     assert one(tokenizer, "piz\0za").input_ids == one(tokenizer, "pizza").input_ids
     assert one(tokenizer, "piz\0za").spans[1] == (0, 6)
@@ -104,6 +110,21 @@ def test_every_unicode_plane_is_taken_and_the_unknown_counted(tokenizer: TextTok
             assert result.input_ids[-1] == SEP
             assert 0 <= result.unknown_share <= 1
     assert one(tokenizer, "pizza \U0002f00f").unknown_share == 0.5
+
+
+def test_ids_are_decoded(tokenizer: TextTokenizer) -> None:
+    assert tokenizer.decode([CLS, 7861, 8270, 4667, 2015, SEP]) == "embeddings"
+    assert tokenizer.decode([CLS, 10733, SEP], skip_special_tokens=False) == "[CLS] pizza [SEP]"
+    assert tokenizer.decode([]) == ""
+    for unknown in (-1, 30522, 2**32, 2**70):
+        with pytest.raises(ValueError, match=f"must be in the vocabulary, got {unknown}"):
+            tokenizer.decode([CLS, unknown])
+
+
+def test_texts_may_be_kept_whole(tokenizer: TextTokenizer) -> None:
+    (whole,) = tokenizer.encode(["pizza " * 300], spans=True, cut=False)
+    assert len(whole.input_ids) == len(whole.spans) == whole.total_tokens == 302
+    assert not whole.truncated
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "pizza \udfff", "a" * 1000 + "\ud800"])
@@ -194,6 +215,12 @@ def test_a_tokenizer_that_does_not_fit_the_encoder_is_refused(tiny_spec: ModelSp
         TextTokenizer(replace(tiny_spec, tokenizer_json=json.dumps(tree | {"post_processor": None})))
     tree["post_processor"]["single"][1]["Sequence"]["type_id"] = 1
     with pytest.raises(ModelDirectoryError, match="segment 0"):
+        TextTokenizer(replace(tiny_spec, tokenizer_json=json.dumps(tree)))
+    tree = json.loads(tiny_spec.tokenizer_json)
+    tree["model"]["unk_token"] = "<unk>"
+    with pytest.raises(
+        ModelDirectoryError, match=r"unk_token must be in the vocabulary of tokenizer\.json, got '<unk>'"
+    ):
         TextTokenizer(replace(tiny_spec, tokenizer_json=json.dumps(tree)))
     with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json is not one that tokenizers can read"):
         TextTokenizer(replace(tiny_spec, tokenizer_json="{}"))
