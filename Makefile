@@ -4,7 +4,10 @@ PYTHON ?= python3
 # The release that is tested; another that the project allows may be named here, such as one for a GPU.
 TORCH ?= torch==2.13.0
 
-.PHONY: test check clean
+.PHONY: serve test check clean
+
+serve: .venv/installed
+	.venv/bin/nearsense serve
 
 test: .venv/installed
 	.venv/bin/python -m pytest

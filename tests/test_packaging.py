@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from serving import Server
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -46,7 +47,7 @@ def oldest(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"encoder", f"nearsense-{PROJECT['version']}.dist-info"}
+    assert tops == {"encoder", "service", f"nearsense-{PROJECT['version']}.dist-info"}
     assert "encoder/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -60,6 +61,23 @@ def test_runs_with_the_oldest_releases_from_an_empty_directory(oldest: Path, min
     printed = run(oldest, "-m", "encoder", "--model", minilm_dir, "Pizza is great.", "Pizza is awesome.", cwd=tmp_path)
     assert printed.startswith("0.93")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_serves_with_the_oldest_releases(oldest: Path, minilm_dir: Path, tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", python=str(oldest), model=str(minilm_dir))
+    try:
+        assert len(server.client.post("/embed", json={"inputs": "pizza"}).json()[0]) == 384
+        documents = [{"id": "one", "text": "Pizza is great."}]
+        assert server.client.post("/collections/c/documents", json=documents).status_code == 201
+        assert (
+            server.client.post("/search", json={"query": "pasta", "collection": "c"}).json()["results"][0]["id"]
+            == "one"
+        )
+        examples = [{"text": "good", "label": "yes"}, {"text": "bad", "label": "no"}]
+        assert server.client.put("/classifiers/c", json={"examples": examples}).status_code == 200
+        assert server.client.get("/docs/assets/swagger-ui.css").status_code == 200
+    finally:
+        server.close()
 
 
 def test_says_what_is_missing_where_no_model_is_installed(oldest: Path, tmp_path: Path) -> None:

@@ -1,0 +1,178 @@
+"""What requests may hold. Unknown fields are errors, so that a misspelt one is not silently without effect."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    WithJsonSchema,
+    model_validator,
+)
+
+NO_IDS = (
+    "must be a string, not token ids: other models' ids would become other texts; "
+    "for LangChain set check_embedding_ctx_length=False"
+)
+
+
+def _texts(value: object) -> object:
+    """One text becomes a list of one; what looks like token ids is told apart from other faults."""
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list):
+        if not value:
+            raise ValueError("must hold at least one text")
+        for index, text in enumerate(value):
+            numbers = text if isinstance(text, list) else [text]
+            if numbers and all(type(number) is int for number in numbers):
+                raise ValueError(f"text {index} {NO_IDS}")
+            if text == "":
+                raise ValueError(f"text {index} must not be empty")
+    return value
+
+
+def _id_lists(value: object) -> object:
+    """One list of ids becomes a list of one."""
+    return [value] if isinstance(value, list) and value and type(value[0]) is int else value
+
+
+NAME_PATTERN = "^[a-z0-9][a-z0-9_-]{0,62}$"
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+Texts = Annotated[
+    list[str],
+    BeforeValidator(_texts),
+    WithJsonSchema(
+        {
+            "anyOf": [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1}],
+            "examples": [["Pizza is great."]],
+        }
+    ),
+]
+NotEmpty = Annotated[str, Field(min_length=1)]
+
+
+class Request(BaseModel):
+    """A body whose values are taken as they are: "5" is no number and 1 is no truth value."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class EmbedAllRequest(Request):
+    """POST /embed_all."""
+
+    inputs: Texts
+    truncate: bool | None = True
+    truncation_direction: Literal["right", "Right"] = "right"
+    prompt_name: str | None = None
+
+
+class EmbedRequest(EmbedAllRequest):
+    """POST /embed, as text-embeddings-inference takes it."""
+
+    normalize: bool | None = True
+    dimensions: int | None = None
+
+
+class TokenizeRequest(Request):
+    """POST /tokenize."""
+
+    inputs: Texts
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class DecodeRequest(Request):
+    """POST /decode."""
+
+    ids: Annotated[list[list[int]], BeforeValidator(_id_lists)] = Field(min_length=1)
+    skip_special_tokens: bool = True
+
+
+class SimilarityInputs(Request):
+    """The two sides of POST /similarity."""
+
+    source_sentence: NotEmpty
+    sentences: Texts
+
+
+class SimilarityRequest(Request):
+    """POST /similarity."""
+
+    inputs: SimilarityInputs
+    parameters: dict[str, Any] | None = None
+
+
+class OpenAIEmbeddingsRequest(Request):
+    """POST /v1/embeddings, as OpenAI's clients send it. `user` has no effect."""
+
+    input: Texts
+    model: str
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class DocumentRequest(Request):
+    """A document to store; without an id it gets one."""
+
+    id: str | None = None
+    text: NotEmpty
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class DeleteRequest(Request):
+    """POST /collections/{collection}/documents/delete."""
+
+    ids: list[str] = Field(min_length=1)
+
+
+class SearchRequest(Request):
+    """POST /search: by exactly one of a text, a vector and the id of a stored document."""
+
+    query: NotEmpty | None = None
+    vector: list[FiniteFloat] | None = None
+    id: str | None = None
+    collection: str = "default"
+    k: int = Field(10, ge=1, le=10_000)
+    min_score: FiniteFloat | None = None
+
+    @model_validator(mode="after")
+    def _one_question(self) -> "SearchRequest":
+        if sum(side is not None for side in (self.query, self.vector, self.id)) != 1:
+            raise ValueError("exactly one of query, vector and id must be given")
+        return self
+
+
+class Example(Request):
+    """A text and what it should be called."""
+
+    text: NotEmpty
+    label: NotEmpty
+
+
+class TeachRequest(Request):
+    """PUT /classifiers/{classifier}."""
+
+    examples: list[Example] = Field(min_length=2)
+    C: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    """Inverse strength of regularisation."""
+
+
+class ClassifyRequest(Request):
+    """POST /classify."""
+
+    inputs: Texts
+    classifier: str = "sentiment"
+
+
+def _documents(documents: list[DocumentRequest]) -> list[DocumentRequest]:
+    if not documents:
+        raise ValueError("must hold at least one document")
+    return documents
+
+
+Documents = Annotated[list[DocumentRequest], AfterValidator(_documents)]

@@ -1,0 +1,144 @@
+"""Whose turn it is: requests that wait → one batch under a token budget. Knows no threads and no clock."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Generic, TypeVar
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Waiting:
+    """A request, as far as turns concern it: items that are whole, and run in order."""
+
+    costs: Sequence[int]
+    """Tokens of each item, at least 1."""
+    started: int = 0
+    """Items that some batch has taken, which are always the first ones."""
+    credit: int = 0
+    """Tokens left of its turn; negative when the last item took more than was left."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are items that no batch has taken."""
+        return self.started < len(self.costs)
+
+
+Request = TypeVar("Request", bound=Waiting)
+
+
+@dataclass(slots=True)
+class Piece(Generic[Request]):
+    """What one batch takes of one request: the items from `start` up to `stop`."""
+
+    request: Request
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Batch(Generic[Request]):
+    """Items for the worker, at most one piece a request."""
+
+    budget: int
+    """Tokens that it may hold; a first item always fits."""
+    tokens: int = 0
+    pieces: dict[Request, Piece[Request]] = field(default_factory=dict)
+
+    def take_next(self, request: Request) -> int:
+        """Take a request's next item and give its cost, or 0 if it does not fit."""
+        cost = request.costs[request.started]
+        if self.tokens and self.tokens + cost > self.budget:
+            return 0
+        piece = self.pieces.setdefault(request, Piece(request, request.started, request.started))
+        request.started += 1
+        piece.stop = request.started
+        self.tokens += cost
+        return cost
+
+
+class Turns(Generic[Request]):
+    """Requests that wait. Not safe for threads.
+
+    A turn is a quarter of a batch. Requests that need no more than one turn, and all those of a single item, go first,
+    in order of arrival: however much bulk waits, they are in the next batch. The others take turns; what one takes too
+    much, because items are whole, is missing in its next turn. Where short requests alone would fill batch after batch,
+    every other one begins with a turn of a long request, so that neither kind starves.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        """Tokens of all items that wait."""
+        # Ordered dictionaries for the sake of removal from the middle.
+        self._short: OrderedDict[Request, None] = OrderedDict()
+        self._long: OrderedDict[Request, None] = OrderedDict()
+        self._long_passed_over = False
+
+    def __len__(self) -> int:
+        return len(self._short) + len(self._long)
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain(self._short, self._long)
+
+    def add(self, request: Request, *, budget: int) -> None:
+        """Let a request wait.
+
+        Args:
+            request: None of it started.
+            budget: Tokens of a batch these days, which decides what is short.
+        """
+        cost = sum(request.costs)
+        line = self._short if len(request.costs) == 1 or cost <= _turn(budget) else self._long
+        line[request] = None
+        self.tokens += cost
+
+    def remove(self, request: Request) -> None:
+        """Forget what no batch has taken of a request; harmless if that is nothing."""
+        for line in (self._short, self._long):
+            if request in line:
+                del line[request]
+                self.tokens -= sum(request.costs[request.started :])
+
+    def take(self, budget: int) -> Batch[Request]:
+        """Make the next batch; empty only if nothing waits."""
+        batch = Batch[Request](budget)
+        long_first = self._long_passed_over and bool(self._long)
+        self._long_passed_over = bool(self._long)
+        if long_first:
+            self._give_turn(batch)
+        while self._short and self._take_short(batch):
+            pass
+        while self._long and self._give_turn(batch):
+            pass
+        self.tokens -= batch.tokens
+        return batch
+
+    def _take_short(self, batch: Batch[Request]) -> bool:
+        """Take all of the first short request; False if not all of it fits."""
+        request = next(iter(self._short))
+        while request.waits:
+            if not batch.take_next(request):
+                return False
+        del self._short[request]
+        return True
+
+    def _give_turn(self, batch: Batch[Request]) -> bool:
+        """Give the first long request its turn; False if the batch was full before its end."""
+        request = next(iter(self._long))
+        if request.credit <= 0:
+            request.credit += _turn(batch.budget)
+        while request.credit > 0 and request.waits:
+            cost = batch.take_next(request)
+            if not cost:
+                return False
+            request.credit -= cost
+            self._long_passed_over = False
+        if request.waits:
+            self._long.move_to_end(request)
+        else:
+            del self._long[request]
+        return True
+
+
+def _turn(budget: int) -> int:
+    return max(budget // 4, 1)

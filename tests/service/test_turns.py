@@ -1,0 +1,113 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.turns import Turns, Waiting
+
+COSTS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+BUDGETS = st.integers(1, 120)
+
+
+def waiting(*requests: list[int], budget: int) -> tuple[Turns[Waiting], list[Waiting]]:
+    turns: Turns[Waiting] = Turns()
+    added = [Waiting(costs=costs) for costs in requests]
+    for request in added:
+        turns.add(request, budget=budget)
+    return turns, added
+
+
+@given(st.lists(COSTS, max_size=8), BUDGETS)
+def test_every_item_is_taken_once_and_in_order(requests: list[list[int]], budget: int) -> None:
+    turns, added = waiting(*requests, budget=budget)
+    taken: dict[Waiting, list[int]] = {request: [] for request in added}
+    while turns:
+        for piece in turns.take(budget).pieces.values():
+            taken[piece.request] += range(piece.start, piece.stop)
+    assert taken == {request: list(range(len(request.costs))) for request in added}
+    assert turns.tokens == 0
+    assert not turns.take(budget).pieces
+
+
+@given(st.lists(COSTS, min_size=1, max_size=8), st.lists(BUDGETS, min_size=1))
+def test_a_batch_keeps_to_its_budget_unless_a_single_item_exceeds_it(
+    requests: list[list[int]], budgets: list[int]
+) -> None:
+    turns, _ = waiting(*requests, budget=budgets[0])
+    for budget in budgets:
+        before = turns.tokens
+        batch = turns.take(budget)
+        costs = [cost for piece in batch.pieces.values() for cost in piece.request.costs[piece.start : piece.stop]]
+        assert sum(costs) == batch.tokens == before - turns.tokens
+        assert batch.tokens <= budget or len(costs) == 1
+
+
+@given(st.data())
+def test_what_was_removed_is_never_taken(data: st.DataObject) -> None:
+    budget = data.draw(BUDGETS)
+    turns, added = waiting(*data.draw(st.lists(COSTS, min_size=1, max_size=8)), budget=budget)
+    removed: set[Waiting] = set()
+    while turns:
+        assert not removed & set(turns.take(budget).pieces)
+        if data.draw(st.booleans()):
+            removed.add(gone := data.draw(st.sampled_from(added)))
+            turns.remove(gone)
+        assert turns.tokens == sum(sum(request.costs[request.started :]) for request in turns)
+    assert turns.tokens == 0
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=30), st.integers(0, 20), st.integers(1, 100))
+def test_a_single_text_is_in_the_next_batch_whatever_bulk_waits(
+    bulk: list[int], batches_before: int, cost: int
+) -> None:
+    budget = 100
+    turns, _ = waiting(*([length] * 50 for length in bulk), budget=budget)
+    for _ in range(batches_before):
+        turns.take(budget)
+    single = Waiting(costs=[cost])
+    turns.add(single, budget=budget)
+    assert single in turns.take(budget).pieces
+
+
+@given(st.integers(1, 200), st.integers(1, 40))
+def test_a_bulk_request_is_not_starved_by_single_texts(cost: int, bulk_cost: int) -> None:
+    budget = 100
+    turns, (bulk,) = waiting([bulk_cost] * 5_000, budget=budget)
+    for _ in range(20):
+        before = bulk.started
+        for _ in range(2):
+            for _ in range(budget // cost + 1):
+                turns.add(Waiting(costs=[cost]), budget=budget)
+            turns.take(budget)
+        assert bulk.started > before
+
+
+@given(st.integers(1, 100), st.integers(1, 40))
+def test_a_single_text_waits_for_one_batch_at_most_where_both_kinds_flood(cost: int, bulk_cost: int) -> None:
+    budget = 100
+    turns, _ = waiting([bulk_cost] * 10_000, [bulk_cost] * 10_000, budget=budget)
+    for _ in range(20):
+        single = Waiting(costs=[cost])
+        turns.add(single, budget=budget)
+        assert single in turns.take(budget).pieces or single in turns.take(budget).pieces
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=7), st.integers(20, 200))
+def test_bulk_requests_advance_alike_in_tokens(lengths: list[int], budget: int) -> None:
+    turns, added = waiting(*([length] * 5_000 for length in lengths), budget=budget)
+    for _ in range(50):
+        turns.take(budget)
+        done = [request.started * request.costs[0] for request in added]
+        # One turn, and what an item may take beyond it: each request may have that on either side.
+        assert max(done) - min(done) <= budget // 4 + 2 * max(lengths)
+
+
+@pytest.mark.parametrize("items", [1, 2, 5])
+def test_short_requests_keep_their_order_of_arrival(items: int) -> None:
+    turns, added = waiting(*([1] * items for _ in range(40)), budget=20)
+    order = Counter[Waiting]()
+    while turns:
+        for request in turns.take(20).pieces:
+            order.setdefault(request, len(order))
+    assert [order[request] for request in added] == list(range(40))
