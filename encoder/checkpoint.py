@@ -167,7 +167,6 @@ def _text_files(spec: ModelSpec, *, with_head: bool) -> dict[str, str]:
         "config.json": {
             "architectures": ["BertForMaskedLM" if with_head else "BertModel"],
             "dtype": "float32",
-            "tie_word_embeddings": True,
             **spec.config.to_dict(),
         },
         "tokenizer.json": tokenizer,
