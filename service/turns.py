@@ -61,9 +61,10 @@ class Turns(Generic[Request]):
     """Requests that wait. Not safe for threads.
 
     A turn is a quarter of a batch. Requests that need no more than one turn, and all those of a single item, go first,
-    in order of arrival: however much bulk waits, they are in the next batch. The others take turns; what one takes too
-    much, because items are whole, is missing in its next turn. Where short requests alone would fill batch after batch,
-    every other one begins with a turn of a long request, so that neither kind starves.
+    in order of arrival: however much bulk waits, they are in the next batch, with no more than one turn of it beside
+    them. The others take turns; what one takes too much, because items are whole, is missing in its next turn. Where
+    short requests alone would fill batch after batch, every other one begins with a turn of a long request, so that
+    neither kind starves.
     """
 
     def __init__(self) -> None:
@@ -106,9 +107,12 @@ class Turns(Generic[Request]):
         self._long_passed_over = bool(self._long)
         if long_first:
             self._give_turn(batch)
+        tokens = batch.tokens
         while self._short and self._take_short(batch):
             pass
-        while self._long and self._give_turn(batch):
+        hurried = batch.tokens > tokens
+        # Whoever sent a short request waits for all of its batch: beside them bulk gets one turn, not what is left.
+        while self._long and self._give_turn(batch) and not hurried:
             pass
         self.tokens -= batch.tokens
         return batch

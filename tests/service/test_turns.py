@@ -111,3 +111,17 @@ def test_short_requests_keep_their_order_of_arrival(items: int) -> None:
         for request in turns.take(20).pieces:
             order.setdefault(request, len(order))
     assert [order[request] for request in added] == list(range(40))
+
+
+def test_a_short_request_waits_for_little_bulk_in_its_own_batch() -> None:
+    turns, (first, second) = waiting([10] * 200, [10] * 200, budget=200)
+    assert turns.take(200).tokens == 200  # bulk alone fills a batch
+    short = Waiting(costs=[10])
+    turns.add(short, budget=200)
+    batch = turns.take(200)
+    assert short in batch.pieces
+    assert batch.tokens == 10 + 50
+    assert turns.take(200).tokens == 200
+    while turns:
+        turns.take(200)
+    assert first.started == second.started == 200
