@@ -73,7 +73,7 @@ class TorchRuntime:
 class _OneDnnLinear(nn.Module):
     """A linear map through oneDNN: torch's own goes to MKL, which stops at AVX2 unless Intel made the processor.
 
-    1.6 times the tokens per second of the whole encoder on a Zen 4 (benchmarks/README.md).
+    oneDNN uses what the processor has; benchmarks/README.md tells what that gave.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
