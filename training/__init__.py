@@ -1,0 +1,1 @@
+"""Makes model directories: tokenizer, masked-token pretraining, sentence objectives, classifiers, evaluation."""

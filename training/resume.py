@@ -1,0 +1,63 @@
+"""State on disk that a killed run goes on from: whole or not at all, never pickle."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from training.config import RunError
+
+_DONE = "state.json"
+
+
+def save_state(directory: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+    """Write a state in place of the last one, which stays until this one is complete on disk.
+
+    Args:
+        directory: Where states are kept.
+        tensors: Weights and the optimiser's moments.
+        progress: What else a restart needs, with "step"; JSON.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    final = directory / f"{progress['step']:09d}"
+    partial = directory / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.mkdir()
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial / "tensors")
+    (partial / _DONE).write_text(json.dumps(progress))
+    for path in (partial / "tensors", partial / _DONE, partial):
+        _flush(path)
+    partial.rename(final)
+    _flush(directory)
+    for old in directory.iterdir():
+        if old != final:
+            shutil.rmtree(old)
+
+
+def load_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Read the last complete state; None if there is none.
+
+    Raises:
+        RunError: It is damaged.
+    """
+    states = sorted(directory.glob("[0-9]*")) if directory.is_dir() else []
+    if not states:
+        return None
+    try:
+        progress = json.loads((states[-1] / _DONE).read_text())
+        return safetensors.torch.load_file(states[-1] / "tensors"), progress
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise RunError(f"the state in {states[-1]} is damaged ({error}); remove it to start anew") from error
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
