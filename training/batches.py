@@ -140,9 +140,13 @@ def hold_out(items: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pad(texts: list[np.ndarray], pad_id: int) -> dict[str, Any]:
-    """Put token ids of texts into one matrix, padded at the end."""
+    """Put token ids of texts into one matrix, padded at the end; "padded" tells, before a GPU is asked, if any is."""
     lengths = np.array([len(text) for text in texts])
     attention_mask = np.arange(lengths.max()) < lengths[:, None]
     input_ids = np.full(attention_mask.shape, pad_id, dtype=np.int64)
     input_ids[attention_mask] = np.concatenate(texts)
-    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(attention_mask)}
+    return {
+        "input_ids": torch.from_numpy(input_ids),
+        "attention_mask": torch.from_numpy(attention_mask),
+        "padded": not attention_mask.all(),
+    }

@@ -19,7 +19,7 @@ from training.config import AnyObjective, FinetuneRun, RunError
 from training.distributed import World
 from training.loop import Batch, move, train
 from training.prepare import prepare_items
-from training.pretrain import count_operations
+from training.pretrain import training_operations
 from training.tasks import (
     ClassesTask,
     DenoiseTask,
@@ -173,7 +173,7 @@ class _Finetuning:
         }
         tokens, scored = _count(inputs)
         positions = {name: dict(vars(task.sampler.position)) for name, task in self._tasks.items()}
-        return Batch(inputs, tokens, count_operations(self._spec, tokens, scored), positions)
+        return Batch(inputs, tokens, training_operations(self._spec.config, tokens, scored), positions)
 
     def restore(self, positions: dict[str, Any]) -> None:
         for name, position in positions.items():

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from encoder.attention import padding_mask
 from encoder.heads import LanguageModelHead
 from encoder.model import Decoder, Encoder
 
@@ -91,7 +90,7 @@ def denoising_loss(
     head: LanguageModelHead,
     embeddings: Float[Tensor, "batch hidden"],
     input_ids: Int64[Tensor, "batch seq"],
-    attention_mask: Bool[Tensor, "batch seq"],
+    positions: Int64[Tensor, " predicted"],
 ) -> Float[Tensor, ""]:
     """Give the cross-entropy of each next token, read from the sentence's embedding alone and what stands before.
 
@@ -100,14 +99,13 @@ def denoising_loss(
         head: Scores the vocabulary.
         embeddings: Of what was left of the sentences.
         input_ids: The whole sentences.
-        attention_mask: True at their tokens.
+        positions: Where the tokens to be predicted stand in the flattened batch less its first column.
 
     Source: Wang et al. 2021 (TSDAE), arXiv:2104.06979.
     """
     hidden_states = decoder(input_ids[:, :-1], embeddings[:, None, :])
-    wanted = attention_mask[:, 1:]
-    logits = head(hidden_states[wanted], decoder.embeddings.word.weight).float()
-    return functional.cross_entropy(logits, input_ids[:, 1:][wanted])
+    logits = head(hidden_states.flatten(0, 1)[positions], decoder.embeddings.word.weight).float()
+    return functional.cross_entropy(logits, input_ids[:, 1:].flatten()[positions])
 
 
 def distillation_loss(
@@ -205,8 +203,3 @@ class LabelHead(nn.Module):
         """Give the cross-entropy and the share that is right."""
         logits = self.linear(self.scale * functional.normalize(embeddings, dim=1))
         return functional.cross_entropy(logits, labels), (logits.argmax(dim=1) == labels).float().mean()
-
-
-def sentence_mask(attention_mask: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch 1 1 seq"] | None:
-    """Give no mask for a batch without padding: attention is faster without."""
-    return None if bool(attention_mask.all()) else padding_mask(attention_mask)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from encoder.checkpoint import save
+from encoder.config import EncoderConfig
 from encoder.heads import LanguageModelHead
 from encoder.model import Encoder
 from encoder.model_dir import ModelSpec
@@ -144,7 +145,7 @@ class _Pretraining:
         ids = np.stack([self._store.ids[start : start + length] for start in starts]).astype(np.int64)
         generator = np.random.default_rng((self._run.loop.seed, step, part, self._world.rank))
         hidden = self._masker.hide(ids, generator)
-        operations = count_operations(self._spec, ids.size, len(hidden["positions"]))
+        operations = training_operations(self._spec.config, ids.size, len(hidden["positions"]))
         positions = {str(index): dict(vars(each.position)) for index, each in enumerate(self._windows)}
         return Batch({**hidden, "starts": self._masker.starts(ids)}, ids.size, operations, positions)
 
@@ -185,13 +186,12 @@ class _Pretraining:
         return int(np.searchsorted(ends, (step + 0.5) / self._run.loop.steps).clip(0, len(ends) - 1))
 
 
-def count_operations(spec: ModelSpec, tokens: int, scored: int) -> float:
+def training_operations(config: EncoderConfig, tokens: int, scored: int) -> float:
     """Count the floating-point operations of a training pass, forward and backward.
 
     6 for each token and weight of the layers, 6 for each scored position and component of the word vectors. Attention's
     own products, which grow with the length, are left out.
     """
-    config = spec.config
     layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
     return 6.0 * (config.num_hidden_layers * layer * tokens + config.hidden_size * config.vocab_size * scored)
 

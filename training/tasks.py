@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from encoder.attention import padding_mask
 from encoder.heads import LanguageModelHead
 from encoder.model import Decoder, Encoder
 from encoder.model_dir import ModelSpec
@@ -20,7 +21,6 @@ from training.objectives import (
     encode,
     masked_token_loss,
     ranking_loss,
-    sentence_mask,
 )
 from training.pretrain import Masker
 from training.store import TokenStore
@@ -37,10 +37,14 @@ class Embedder(nn.Module):
         self.encoder = encoder
         self._pooling = spec.pooling
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, *, padded: bool) -> Tensor:
         """Embed a batch."""
-        hidden_states = encode(self.encoder, input_ids, sentence_mask(attention_mask)).float()
+        hidden_states = self.encode(input_ids, attention_mask, padded=padded).float()
         return cls_pool(hidden_states) if self._pooling == "cls" else mean_pool(hidden_states, attention_mask)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor, *, padded: bool) -> Tensor:
+        """Give the hidden states; attention is faster without a mask, and batches of one length need none."""
+        return encode(self.encoder, input_ids, padding_mask(attention_mask) if padded else None)
 
 
 class Task(nn.Module):
@@ -247,7 +251,9 @@ class DenoiseTask(Task):
             if keep.sum() <= 2 < len(text):
                 keep[1 + generator.integers(len(text) - 2)] = True  # nothing can be rebuilt from nothing
             left.append(text[keep])
-        return {"left": pad(left, pad_id), "whole": pad(whole, pad_id)}
+        ids = pad(whole, pad_id)
+        positions = torch.from_numpy(np.flatnonzero(ids["attention_mask"][:, 1:].numpy()))
+        return {"left": pad(left, pad_id), "whole": {"input_ids": ids["input_ids"], "positions": positions}}
 
     def loss(self, embed: Embedder, inputs: Inputs) -> dict[str, Tensor]:
         """Give the loss and what else should be told."""
@@ -278,11 +284,11 @@ class MaskedTask(Task):
         """Give what `loss` wants."""
         padded = self.padded(items, 0, pad_id)
         hidden = self._masker.hide(padded["input_ids"].numpy(), generator)
-        return hidden | {"attention_mask": padded["attention_mask"]}
+        return padded | hidden
 
     def loss(self, embed: Embedder, inputs: Inputs) -> dict[str, Tensor]:
         """Give the loss and what else should be told."""
-        hidden_states = encode(embed.encoder, inputs["input_ids"], sentence_mask(inputs["attention_mask"]))
+        hidden_states = embed.encode(inputs["input_ids"], inputs["attention_mask"], padded=inputs["padded"])
         words = embed.encoder.embeddings.word.weight
         loss, accuracy = masked_token_loss(self.head, words, hidden_states, inputs["positions"], inputs["targets"])
         return {"loss": loss, "accuracy": accuracy}
