@@ -14,12 +14,17 @@ from training.distributed import join_world
 from training.finetune import finetune
 from training.pretrain import pretrain
 from training.progress import TrainingError
+from training.recombine import recombine
 from training.source import Source
 from training.store import report
 from training.tokenizer import train_tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
+_Corpora = Annotated[
+    list[str],
+    typer.Argument(help="Files of text, each with its columns after a colon: notes.txt mails.jsonl:title,body."),
+]
 _Run = Annotated[Path, typer.Argument(help="The run file, TOML.")]
 _Data = Annotated[Path, typer.Option("--data", help="What the paths of corpora are relative to.")]
 _Out = Annotated[Path, typer.Option("--out", help="Where everything of this run goes; the model into OUT/model.")]
@@ -29,10 +34,7 @@ _Device = Annotated[str, typer.Option("--device", help='"cpu", "cuda", or "auto"
 
 @app.command("tokenizer")
 def tokenizer_command(
-    corpora: Annotated[
-        list[str],
-        typer.Argument(help="Files of text, each with its columns after a colon: notes.txt mails.jsonl:title,body."),
-    ],
+    corpora: _Corpora,
     out: Annotated[Path, typer.Option("--out", help="The directory to make.")],
     data: _Data = Path(),
     vocab_size: Annotated[int, typer.Option(help="Entries of the vocabulary.")] = 16_000,
@@ -42,10 +44,7 @@ def tokenizer_command(
 
     nearsense-train tokenizer reviews.txt --out tokenizer
     """
-    listed = []
-    for named in corpora:
-        path, _, columns = named.partition(":")
-        listed.append(Corpus(path=path, columns=tuple(filter(None, columns.split(","))), share=share))
+    listed = _read_names(corpora, share=share)
     settings = Data(deduplicate=False)
 
     def read() -> Iterator[str]:
@@ -54,6 +53,26 @@ def tokenizer_command(
         report(source, settings, what="tokenizer")
 
     train_tokenizer(read, out, vocab_size=vocab_size)
+
+
+@app.command("recombine")
+def recombine_command(
+    corpora: _Corpora,
+    out: Annotated[Path, typer.Option("--out", help="The .txt to make, one sentence a line.")],
+    data: _Data = Path(),
+    count: Annotated[int, typer.Option(help="How many sentences to make.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Decides which.")] = 0,
+) -> None:
+    """Make new sentences from descriptions, by exchanging subjects, predicates and endings; a teacher makes them useful.
+
+    nearsense-train recombine captions.tsv:text --out more-captions.txt
+    """
+    if out.exists():
+        raise RunError(f"{out} must not exist yet; remove it or choose another --out")
+    texts = [item.texts[0] for item in Source(_read_names(corpora), data, Data())]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    made = recombine(texts, count=count, seed=seed)
+    out.write_text("".join(f"{sentence}\n" for sentence in made), encoding="utf-8")
 
 
 @app.command("pretrain")
@@ -91,6 +110,13 @@ def finetune_command(
     described = read_run(run, FinetuneRun, changes=tuple(change))
     with join_world(device=device) as world:
         finetune(described, data=data, model=model, out=out, world=world, fresh=fresh)
+
+
+def _read_names(named: list[str], *, share: float = 1.0) -> list[Corpus]:
+    parts = [name.partition(":") for name in named]
+    return [
+        Corpus(path=path, columns=tuple(filter(None, columns.split(","))), share=share) for path, _, columns in parts
+    ]
 
 
 def main() -> None:
