@@ -63,7 +63,7 @@ def recombine_command(
     count: Annotated[int, typer.Option(help="How many sentences to make.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Decides which.")] = 0,
 ) -> None:
-    """Make new sentences from descriptions, by exchanging subjects, predicates and endings; a teacher makes them useful.
+    """Make new sentences from descriptions by exchanging their parts; a teacher makes them useful.
 
     nearsense-train recombine captions.tsv:text --out more-captions.txt
     """

@@ -1,7 +1,7 @@
 """New sentences from old ones, by exchanging subjects, predicates and endings: cheap text of a kind that is rare.
 
-Of plain descriptions ("a man is riding a bike through the snow") there are few that may be trained on. A teacher needs no
-true sentences, only such as differ in the ways that matter: who, what, where, and whether at all.
+Of plain descriptions ("a man is riding a bike through the snow") there are few that may be trained on. A teacher needs
+no true sentences, only such as differ in the ways that matter: who, what, where, and whether at all.
 """
 
 import random
