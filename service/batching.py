@@ -68,7 +68,7 @@ class Batcher(Generic[Item, Result]):
 
     A batch holds as many tokens as take about `TARGET_BATCH_S` at the rate of the last batches, and never more than
     `max_batch_tokens`; a single item may exceed both. The items of one request run in order; `Turns` decides between
-    requests. Items of near-equal cost are not sought: `process` may sort.
+    requests, and which are short. Items of near-equal cost are not sought: `submit` them sorted.
 
     Close it, or its threads stay until the process ends.
 
@@ -79,6 +79,7 @@ class Batcher(Generic[Item, Result]):
         max_queue_tokens: How many tokens may wait. A request that would exceed it is refused, unless the batcher is
             idle: then a request of any size is admitted.
         workers: Number of threads, and so of batches that run at the same time.
+        express: Whether there is one more thread, for short requests alone, which then wait for no batch of bulk.
         min_batch_tokens: Smallest budget, in tokens, however slow the last batches were.
         clock: Gives seconds, and never goes back.
 
@@ -93,6 +94,7 @@ class Batcher(Generic[Item, Result]):
         max_batch_tokens: int,
         max_queue_tokens: int,
         workers: int = 1,
+        express: bool = False,
         min_batch_tokens: int = MIN_BATCH_TOKENS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,14 +106,14 @@ class Batcher(Generic[Item, Result]):
         self._min_batch_tokens = min(min_batch_tokens, max_batch_tokens)
         self._max_queue_tokens = max_queue_tokens
         self._clock = clock
-        # Guards all that follows, and the requests.
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards all that follows, and the requests
         self._turns: Turns[_Request[Item, Result]] = Turns()
         self._running: list[int] = []  # tokens of each batch
         self._batches = self._last_batch_tokens = self._dropped = 0
         self._recent_tokens = self._recent_s = 0.0
-        self._closed = False
-        self._threads = [threading.Thread(target=self._work, name=f"batcher-{n}", daemon=True) for n in range(workers)]
+        self._workers, self._closed = workers, False
+        kinds = [False] * workers + [True] * express
+        self._threads = [threading.Thread(target=self._work, args=(kind,), daemon=True) for kind in kinds]
         for thread in self._threads:
             thread.start()
 
@@ -139,7 +141,7 @@ class Batcher(Generic[Item, Result]):
         with self._changed:
             self.require_room(sum(costs))
             self._turns.add(request, budget=self._budget())
-            self._changed.notify()
+            self._changed.notify_all()  # not every thread takes every request
         try:
             await done
         finally:
@@ -162,7 +164,7 @@ class Batcher(Generic[Item, Result]):
             excess = queued + tokens - self._max_queue_tokens
             if excess <= 0 or not unfinished:
                 return
-            rate = self._rate() * len(self._threads)
+            rate = self._rate() * self._workers
         # Room is made when the excess has been worked off, and in any case when everything has.
         wait_s = max(1, math.ceil(min(excess, unfinished) / rate)) if rate else 1
         raise OverloadedError(
@@ -200,22 +202,20 @@ class Batcher(Generic[Item, Result]):
                 dropped_requests=self._dropped,
             )
 
-    def _work(self) -> None:
-        while self._work_once():
+    def _work(self, express: bool) -> None:
+        while self._work_once(express):
             pass
 
-    def _work_once(self) -> bool:
+    def _work_once(self, express: bool) -> bool:
         """Wait for a batch and run it; False if there will be none. Holds no request while it waits."""
         with self._changed:
-            while not self._turns and not self._closed:
+            while not self._turns.waits(short_only=express) and not self._closed:
                 self._changed.wait()
-            batch = self._turns.take(self._budget())
+            batch = (self._turns.take_short if express else self._turns.take)(self._budget())
             if not batch.pieces:
                 return False
             self._running.append(batch.tokens)
             self._last_batch_tokens = batch.tokens
-            if self._turns:
-                self._changed.notify()  # another worker may be idle
         ended = self._run(list(batch.pieces.values()))
         # Before callers hear of it: one that asks for more at once must find an idle batcher idle.
         with self._changed:

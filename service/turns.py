@@ -60,11 +60,11 @@ class Batch(Generic[Request]):
 class Turns(Generic[Request]):
     """Requests that wait. Not safe for threads.
 
-    A turn is a quarter of a batch. Requests that need no more than one turn, and all those of a single item, go first,
-    in order of arrival: however much bulk waits, they are in the next batch, with no more than one turn of it beside
-    them. The others take turns; what one takes too much, because items are whole, is missing in its next turn. Where
-    short requests alone would fill batch after batch, every other one begins with a turn of a long request, so that
-    neither kind starves.
+    Requests that need no more than a quarter of a batch, and all those of a single item, go first, in order of arrival:
+    however much bulk waits, they are in the next batch, with no more than a quarter of it beside them. The others take
+    turns of a whole batch, as the items of one request are of more like length than those of several; what one takes
+    too much, because items are whole, is missing in its next turn. Where short requests alone would fill batch after
+    batch, every other one begins with a long request, so that neither kind starves.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Turns(Generic[Request]):
             budget: Tokens of a batch these days, which decides what is short.
         """
         cost = sum(request.costs)
-        line = self._short if len(request.costs) == 1 or cost <= _turn(budget) else self._long
+        line = self._short if len(request.costs) == 1 or cost <= _quarter(budget) else self._long
         line[request] = None
         self.tokens += cost
 
@@ -100,24 +100,36 @@ class Turns(Generic[Request]):
                 del line[request]
                 self.tokens -= sum(request.costs[request.started :])
 
+    def waits(self, *, short_only: bool = False) -> bool:
+        """Whether there is something to take."""
+        return bool(self._short) or (bool(self._long) and not short_only)
+
+    def take_short(self, budget: int) -> Batch[Request]:
+        """Make a batch of short requests alone; empty only if none waits."""
+        batch = Batch[Request](budget)
+        while self._short and self._take_first_short(batch):
+            pass
+        self.tokens -= batch.tokens
+        return batch
+
     def take(self, budget: int) -> Batch[Request]:
         """Make the next batch; empty only if nothing waits."""
         batch = Batch[Request](budget)
         long_first = self._long_passed_over and bool(self._long)
         self._long_passed_over = bool(self._long)
         if long_first:
-            self._give_turn(batch)
+            self._give_turn(batch, _quarter(budget))
         tokens = batch.tokens
-        while self._short and self._take_short(batch):
+        while self._short and self._take_first_short(batch):
             pass
         hurried = batch.tokens > tokens
-        # Whoever sent a short request waits for all of its batch: beside them bulk gets one turn, not what is left.
-        while self._long and self._give_turn(batch) and not hurried:
+        # Whoever sent a short request waits for all of its batch: beside them bulk gets a quarter, not what is left.
+        while self._long and self._give_turn(batch, _quarter(budget) if hurried else budget) and not hurried:
             pass
         self.tokens -= batch.tokens
         return batch
 
-    def _take_short(self, batch: Batch[Request]) -> bool:
+    def _take_first_short(self, batch: Batch[Request]) -> bool:
         """Take all of the first short request; False if not all of it fits."""
         request = next(iter(self._short))
         while request.waits:
@@ -126,23 +138,24 @@ class Turns(Generic[Request]):
         del self._short[request]
         return True
 
-    def _give_turn(self, batch: Batch[Request]) -> bool:
-        """Give the first long request its turn; False if the batch was full before its end."""
+    def _give_turn(self, batch: Batch[Request], most: int) -> bool:
+        """Give the first long request its turn, or `most` tokens of it; False if the batch was full before that."""
         request = next(iter(self._long))
         if request.credit <= 0:
-            request.credit += _turn(batch.budget)
-        while request.credit > 0 and request.waits:
+            request.credit += batch.budget
+        end = batch.tokens + most
+        while request.credit > 0 and request.waits and batch.tokens < end:
             cost = batch.take_next(request)
             if not cost:
                 return False
             request.credit -= cost
             self._long_passed_over = False
-        if request.waits:
-            self._long.move_to_end(request)
-        else:
+        if not request.waits:
             del self._long[request]
+        elif request.credit <= 0:
+            self._long.move_to_end(request)
         return True
 
 
-def _turn(budget: int) -> int:
+def _quarter(budget: int) -> int:
     return max(budget // 4, 1)

@@ -75,15 +75,20 @@ async def outcomes(tasks: Sequence[Awaitable[list[Item]]]) -> list[list[Item] | 
 
 
 @settings(deadline=None)
-@given(REQUESTS, st.integers(1, 60), st.integers(1, 60), st.integers(1, 3))
+@given(REQUESTS, st.integers(1, 60), st.integers(1, 60), st.integers(1, 3), st.booleans())
 def test_every_item_runs_once_and_results_go_to_their_caller_in_order(
-    requests: list[list[int]], budget: int, floor: int, workers: int
+    requests: list[list[int]], budget: int, floor: int, workers: int, express: bool
 ) -> None:
     recorder = Recorder()
 
     async def scenario() -> None:
         batcher = Batcher(
-            recorder, max_batch_tokens=budget, max_queue_tokens=10**6, min_batch_tokens=floor, workers=workers
+            recorder,
+            max_batch_tokens=budget,
+            max_queue_tokens=10**6,
+            min_batch_tokens=floor,
+            workers=workers,
+            express=express,
         )
         answers = await outcomes([batcher.submit(named(n, costs), costs) for n, costs in enumerate(requests)])
         assert answers == [named(n, costs) for n, costs in enumerate(requests)]
@@ -354,6 +359,25 @@ def test_two_idle_workers_share_one_bulk_request() -> None:
     asyncio.run(scenario())
 
 
+def test_a_short_request_runs_at_once_while_all_workers_have_bulk() -> None:
+    recorder = Recorder(permits=0)
+
+    async def scenario() -> None:
+        batcher = Batcher(recorder, max_batch_tokens=10, max_queue_tokens=1000, workers=2, express=True)
+        bulk = asyncio.create_task(batcher.submit(named(0, [1] * 100), [1] * 100))
+        await recorder.wait_until_running(2)
+        await asyncio.sleep(0.01)
+        assert batcher.state().running_batches == 2  # bulk has no use of the third thread
+        singles = [asyncio.create_task(batcher.submit([(n, 0)], [1])) for n in (1, 2)]
+        await recorder.wait_until_running()
+        assert {n for n, _ in recorder.batches[2]} <= {1, 2}
+        recorder.let_go()
+        assert await outcomes([bulk, *singles]) == [named(0, [1] * 100), [(1, 0)], [(2, 0)]]
+        await batcher.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("error", [StopIteration(), Panic(), asyncio.CancelledError()])
 def test_no_exception_of_the_work_ends_the_worker(error: BaseException) -> None:
     def process(items: Sequence[int]) -> list[int]:
@@ -400,13 +424,13 @@ def test_an_event_loop_that_was_closed_leaves_the_batcher_working() -> None:
 
 
 @pytest.mark.parametrize("drain", [True, False])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_closing_leaves_no_caller_waiting_and_no_thread(workers: int, drain: bool) -> None:
+@pytest.mark.parametrize(("workers", "express"), [(1, False), (3, False), (1, True)])
+def test_closing_leaves_no_caller_waiting_and_no_thread(workers: int, express: bool, drain: bool) -> None:
     recorder = Recorder(permits=0)
     threads = set(threading.enumerate())
 
     async def scenario() -> None:
-        batcher = Batcher(recorder, max_batch_tokens=10, max_queue_tokens=10**6, workers=workers)
+        batcher = Batcher(recorder, max_batch_tokens=10, max_queue_tokens=10**6, workers=workers, express=express)
         costs = [[3] * size for size in (1, 40, 2, 17)]
         tasks = [asyncio.create_task(batcher.submit(named(n, c), c)) for n, c in enumerate(costs)]
         await recorder.wait_until_running()

@@ -80,15 +80,19 @@ def test_every_client_gets_its_own_answer(
 
 @pytest.mark.parametrize(("most", "singles"), [(20, 20), pytest.param(5, 100, marks=pytest.mark.slow)])
 def test_a_single_text_does_not_wait_behind_2048(server: Server, most: float, singles: int) -> None:
-    """The request of 2,048 texts is repeated for as long as it takes to measure."""
+    """The request of 2,048 texts is repeated for as long as it takes to measure.
+
+    Its answers are not parsed: that holds this process, and so the measured client, for a tenth of a second.
+    """
     client = server.client
     idle = [ask(client, [SENTENCES[row]])[1] for row in range(singles)]
     done = threading.Event()
+    texts = [SENTENCES[row % len(SENTENCES)] for row in range(2048)]
 
     def bulk() -> None:
         with httpx.Client(base_url=server.url, timeout=300) as other:
             while not done.is_set():
-                assert ask(other, [SENTENCES[row % len(SENTENCES)] for row in range(2048)])[0] == 200
+                assert other.post("/embed", json={"inputs": texts}).status_code == 200
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(bulk)
@@ -101,7 +105,7 @@ def test_a_single_text_does_not_wait_behind_2048(server: Server, most: float, si
         running.result()
     p50, p99 = percentile(idle, 0.5), percentile(busy, 0.99)
     print(f"idle p50 {1000 * p50:.1f} ms, p99 beside 2,048 texts {1000 * p99:.1f} ms, {p99 / p50:.1f} times")
-    assert p99 < most * p50 + 0.05
+    assert p99 < most * p50
 
 
 def test_a_full_queue_says_when_to_come_back_and_an_idle_one_is_never_full(start_server: Callable[..., Server]) -> None:
