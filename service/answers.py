@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -33,9 +34,16 @@ class Json(Response):
     def render(self, content: Any) -> bytes:
         """Write the body."""
         try:
-            return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+            return orjson.dumps(content, default=_contiguous, option=orjson.OPT_SERIALIZE_NUMPY)
         except orjson.JSONEncodeError:
             return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _contiguous(value: Any) -> Any:
+    # orjson writes arrays that lie in one piece only, which the first columns of several rows do not.
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value)
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
 
 
 def error_answer(path: str, status: int, message: str, *, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -51,6 +51,24 @@ def test_openai_asks_for_fewer_dimensions(client: openai.OpenAI, minilm: Sentenc
         assert np.abs(np.array(answer.embedding) - minilm.encode("pizza", dimensions=dimensions)).max() <= 1e-5
 
 
+@pytest.mark.parametrize("texts", [["pizza"], ["pizza", "The bank lends money."]])
+@pytest.mark.parametrize("dimensions", [1, 64, 384])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_fewer_dimensions_of_any_number_of_texts(
+    server: Server, minilm: SentenceEncoder, texts: list[str], dimensions: int, normalize: bool
+) -> None:
+    body = {"inputs": texts, "dimensions": dimensions, "normalize": normalize}
+    answer = server.client.post("/embed", json=body)
+    assert answer.status_code == 200, answer.text
+    expected = minilm.encode(texts, dimensions=dimensions, normalize=normalize)
+    np.testing.assert_allclose(answer.json(), expected, atol=1e-5)
+    body = {"model": MODEL, "input": texts, "dimensions": dimensions, "encoding_format": "float"}
+    answer = server.client.post("/v1/embeddings", json=body)
+    assert answer.status_code == 200, answer.text
+    floats = [each["embedding"] for each in answer.json()["data"]]
+    np.testing.assert_allclose(floats, minilm.encode(texts, dimensions=dimensions), atol=1e-5)
+
+
 def test_openai_understands_our_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length"):
         client.embeddings.create(model=MODEL, input=[101, 102])
