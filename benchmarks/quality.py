@@ -175,7 +175,7 @@ def sentiment(train: Path, dev: Path, data: Path) -> None:
         taught = _answer(client.put("/classifiers/sentiment", json={"examples": examples, "C": 1.0}))
         taken = time.perf_counter() - start
         answers = classify(client, texts)
-    print(f"taught: {taught['examples']} examples, labels {', '.join(taught['labels'])}, in {taken:.1f} s")
+    print(f"taught: {taught['details']['examples']} examples, labels {', '.join(taught['labels'])}, in {taken:.1f} s")
     accuracy = statistics.fmean(answer["label"] == label for answer, label in zip(answers, labels, strict=True))
     print(f"accuracy: {accuracy:.4f} over {len(texts)} sentences (bound: {LEAST_ACCURACY})")
 

@@ -4,9 +4,6 @@ The table below is the whole correspondence between transformers' names and ours
 """
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +14,7 @@ import torch
 from torch import nn
 
 from encoder.config import EncoderConfig, ModelDirectoryError
+from encoder.files import whole_directory
 from encoder.heads import LanguageModelHead
 from encoder.model import Encoder
 from encoder.model_dir import POOLING_FLAGS, ModelSpec, read_config
@@ -102,26 +100,16 @@ def save(
     destination = Path(destination)
     if spec.config != encoder.config:
         raise ValueError(f"the spec must have the encoder's config, {encoder.config}, got {spec.config}")
-    if os.path.lexists(destination):
-        raise ModelDirectoryError(f"{destination} must not exist yet; remove it or choose another name")
     # transformers names the encoder's tensors with a prefix exactly when a head stands beside them.
     tensors = dict(_extract(encoder, _encoder_names(encoder.config), precision, prefix="bert." if head else ""))
     if head is not None:
         tensors |= _extract(head, _HEAD, precision)
-    partial = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with whole_directory(destination) as partial:
         # Not save_file, which makes a file that only its owner may read.
         (partial / WEIGHTS_FILE).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
         (partial / "1_Pooling").mkdir()
         for name, content in _text_files(spec, with_head=head is not None).items():
             (partial / name).write_text(content, encoding="utf-8")
-        for path in (*partial.rglob("*"), partial):
-            _flush(path)
-        partial.rename(destination)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    _flush(destination.parent)
 
 
 def _encoder_names(config: EncoderConfig) -> dict[str, str]:
@@ -199,11 +187,3 @@ def _text_files(spec: ModelSpec, *, with_head: bool) -> dict[str, str]:
         if [token_id for _, token_id in tokens] == list(range(len(tokens))):  # a line has no other number than its own
             texts["vocab.txt"] = "".join(f"{token}\n" for token, _ in tokens)
     return texts
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

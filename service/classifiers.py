@@ -1,29 +1,27 @@
 """Classifiers: logistic regressions on embeddings, taught over the API and kept in the data directory.
 
-A directory each, in it one per version: head.safetensors (weights, biases) and head.json (labels, the model's
-fingerprint, how it was made). The highest version is the one that serves.
+A directory each, in it one per version, as `encoder.classifier` writes them. The highest version is the one that
+serves. Heads that came with the model stand beside them.
 """
 
 import asyncio
-import json
-import os
-import re
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
 from jaxtyping import Float32
 
+from encoder import ModelDirectoryError
+from encoder.classifier import HEAD_NAME, ClassifierHead, read_head, write_head
+from encoder.files import flush
 from service.errors import ConflictError, InvalidError, ModelError, NotFoundError, NotReadyError
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_HEAD, _DESCRIPTION = "head.safetensors", "head.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,26 +32,12 @@ class Description:
     labels: list[str]
     fingerprint: str
     """Of the model whose embeddings it reads."""
-    examples: int
-    C: float
-    """Inverse strength of regularisation."""
-    created: str
-    """ISO 8601, UTC."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A classifier, ready to decide."""
-
-    description: Description
-    weights: Float32[np.ndarray, "labels hidden"]
-    biases: Float32[np.ndarray, " labels"]
-
-    def probabilities(self, vectors: Float32[np.ndarray, "texts hidden"]) -> Float32[np.ndarray, "texts labels"]:
-        """Give the probability of each label, in the order of `description.labels`."""
-        logits = vectors @ self.weights.T + self.biases
-        exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return exponents / exponents.sum(axis=1, keepdims=True)
+    shipped: bool
+    """Whether it came with the model."""
+    temperature: float
+    """What its logits are divided by."""
+    details: dict[str, Any]
+    """How it was made."""
 
 
 class Classifiers:
@@ -62,27 +46,41 @@ class Classifiers:
     Args:
         path: Their directory; made if it is missing.
         fingerprint: Of the model that all vectors given to this object come from.
+        shipped: The heads that came with the model; one that is taught takes the place of its namesake.
 
     Raises:
         NotReadyError: A classifier is damaged.
     """
 
-    def __init__(self, path: Path, *, fingerprint: str) -> None:
+    def __init__(self, path: Path, *, fingerprint: str, shipped: Mapping[str, ClassifierHead]) -> None:
         self._path = path
         self._fingerprint = fingerprint
+        self._shipped = shipped
         self._lock = threading.Lock()
         self._fitting = asyncio.Semaphore(1)
         path.mkdir(mode=0o700, exist_ok=True)
-        for dropped in path.glob(".*"):  # by a process that was killed meanwhile
+        for dropped in (*path.glob(".*"), *path.glob("*/.*")):  # by a process that was killed meanwhile
             shutil.rmtree(dropped)
         folders = [folder for folder in path.iterdir() if any(folder.glob("[0-9]*"))]
-        self._heads = {folder.name: _read(max(folder.glob("[0-9]*"))) for folder in folders}
+        self._taught = {folder.name: _read(max(folder.glob("[0-9]*"))) for folder in folders}
 
     def list(self) -> list[Description]:
         """Tell what classifiers there are, by name, those of other models included."""
-        return [self._heads[name].description for name in sorted(self._heads)]
+        return [self.describe(name) for name in sorted({*self._shipped, *self._taught})]
 
-    def get(self, name: str) -> Head:
+    def describe(self, name: str) -> Description:
+        """Tell what a classifier is. Raises what `get` does."""
+        head = self.get(name)
+        return Description(
+            name=name,
+            labels=list(head.labels),
+            fingerprint=head.fingerprint,
+            shipped=name not in self._taught,
+            temperature=head.temperature,
+            details=dict(head.details),
+        )
+
+    def get(self, name: str) -> ClassifierHead:
         """Give a classifier.
 
         Raises:
@@ -90,21 +88,21 @@ class Classifiers:
             NotFoundError: There is none of that name.
         """
         check_name(name)
-        head = self._heads.get(name)
+        head = self._taught.get(name) or self._shipped.get(name)
         if head is None:
             raise NotFoundError(f"there is no classifier {name}; teach one with PUT /classifiers/{name}")
         return head
 
-    def ready(self, name: str) -> Head:
+    def ready(self, name: str) -> ClassifierHead:
         """Give a classifier that reads this model's embeddings.
 
         Raises:
             ConflictError: It was taught on another model's. And what `get` raises.
         """
         head = self.get(name)
-        if head.description.fingerprint != self._fingerprint:
+        if head.fingerprint != self._fingerprint:
             raise ConflictError(
-                f"classifier {name} was taught on model {head.description.fingerprint}, and {self._fingerprint} is "
+                f"classifier {name} was taught on model {head.fingerprint}, and {self._fingerprint} is "
                 "served; teach it again, or serve that model"
             )
         return head
@@ -130,46 +128,45 @@ class Classifiers:
         numbers = np.array([names.index(label) for label in labels])
         async with self._fitting:
             fitted = await _fit(vectors, numbers, inverse_regularization)
-        description = Description(
-            name=name,
-            labels=names,
+        head = ClassifierHead(
+            labels=tuple(names),
+            weights=fitted["weights"],
+            biases=fitted["biases"],
             fingerprint=self._fingerprint,
-            examples=len(labels),
-            C=inverse_regularization,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            details={
+                "examples": len(labels),
+                "C": inverse_regularization,
+                "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            },
         )
-        await asyncio.to_thread(self._store, Head(description, fitted["weights"], fitted["biases"]))
-        return description
+        await asyncio.to_thread(self._store, name, head)
+        return self.describe(name)
 
     def drop(self, name: str) -> None:
-        """Remove a classifier. Raises what `get` does."""
+        """Remove a classifier that was taught; a namesake that came with the model serves again.
+
+        Raises:
+            ConflictError: It came with the model. And what `get` raises.
+        """
         with self._lock:
             self.get(name)
-            del self._heads[name]
+            if name not in self._taught:
+                raise ConflictError(f"classifier {name} came with the model and cannot be dropped; teach another of it")
+            del self._taught[name]
             gone = self._path / f".{name}.gone"
             (self._path / name).rename(gone)
-            _flush(self._path)
+            flush(self._path)
             shutil.rmtree(gone)
 
-    def _store(self, head: Head) -> None:
-        """Write the next version beside the last one, flush, rename; only then does the last one go."""
+    def _store(self, name: str, head: ClassifierHead) -> None:
+        """Write the next version beside the last one; only when it is on disk does the last one go."""
         with self._lock:
-            folder = self._path / head.description.name
+            folder = self._path / name
             folder.mkdir(mode=0o700, exist_ok=True)
             former = sorted(folder.glob("[0-9]*"))
-            version = folder / f"{int(former[-1].name) + 1 if former else 1:06d}"
-            partial = folder / ".partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(mode=0o700)
-            tensors = {"weights": head.weights, "biases": head.biases}
-            (partial / _HEAD).write_bytes(safetensors.numpy.save(tensors))
-            (partial / _DESCRIPTION).write_text(json.dumps(asdict(head.description), indent=2), encoding="utf-8")
-            for written in (partial / _HEAD, partial / _DESCRIPTION, partial):
-                _flush(written)
-            partial.rename(version)
-            for changed in (folder, self._path):
-                _flush(changed)
-            self._heads[head.description.name] = head
+            write_head(folder / f"{int(former[-1].name) + 1 if former else 1:06d}", head)
+            flush(self._path)
+            self._taught[name] = head
             for old in former:
                 shutil.rmtree(old)
 
@@ -180,8 +177,8 @@ def check_name(name: str) -> None:
     Raises:
         InvalidError: It does not match `[a-z0-9][a-z0-9_-]{0,62}`.
     """
-    if not _NAME.fullmatch(name):
-        raise InvalidError(f"a classifier's name must match {_NAME.pattern}, got {name!r}")
+    if not HEAD_NAME.fullmatch(name):
+        raise InvalidError(f"a classifier's name must match {HEAD_NAME.pattern}, got {name!r}")
 
 
 async def _fit(
@@ -211,18 +208,8 @@ async def _fit(
     return fitted
 
 
-def _read(path: Path) -> Head:
+def _read(path: Path) -> ClassifierHead:
     try:
-        description = Description(**json.loads((path / _DESCRIPTION).read_text(encoding="utf-8")))
-        tensors = safetensors.numpy.load_file(path / _HEAD)
-        return Head(description, tensors["weights"], tensors["biases"])
-    except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
-        raise NotReadyError(f"the classifier in {path} is damaged ({error}); remove that directory") from error
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return read_head(path)
+    except ModelDirectoryError as error:
+        raise NotReadyError(str(error)) from error

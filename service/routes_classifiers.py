@@ -37,27 +37,29 @@ async def teach_classifier(classifier: Name, body: TeachRequest, request: Reques
 @router.get("/classifiers/{classifier}", summary="Describe a classifier")
 async def describe_classifier(classifier: Name, service: Current) -> Json:
     """Its labels, and what it was made of."""
-    return Json(asdict(service.classifiers.get(classifier).description))
+    return Json(asdict(service.classifiers.describe(classifier)))
 
 
 @router.delete("/classifiers/{classifier}", summary="Drop a classifier", status_code=204, response_class=Response)
 async def drop_classifier(classifier: Name, service: Current) -> Response:
-    """For good."""
+    """For good. A namesake that came with the model serves again."""
     await run_in_threadpool(service.classifiers.drop, classifier)
     return Response(status_code=204)
 
 
 @router.post("/classify", summary="The label of each text")
 async def classify(body: ClassifyRequest, request: Request, service: Current) -> Json:
-    """`score` is the probability of `label`, `scores` has those of all labels; they are not calibrated."""
+    """`score` is the probability of `label`, `scores` has those of all labels.
+
+    Those of a classifier that came with the model are calibrated, those of a taught one are not.
+    """
     head = service.classifiers.ready(body.classifier)
     embedded = await service.embed(request, body.inputs)
-    labels = head.description.labels
     answer = [
         {
-            "label": labels[int(np.argmax(row))],
+            "label": head.labels[int(np.argmax(row))],
             "score": float(row.max()),
-            "scores": {label: float(probability) for label, probability in zip(labels, row, strict=True)},
+            "scores": {label: float(probability) for label, probability in zip(head.labels, row, strict=True)},
         }
         for row in head.probabilities(embedded.vectors)
     ]

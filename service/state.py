@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 
 from encoder import SentenceEncoder, default_model_dir
+from encoder.classifier import read_heads
 from service.classifiers import Classifiers
 from service.collection import Collections
 from service.engine import Embedded, Engine
@@ -75,6 +76,7 @@ async def open_service(settings: Settings, metrics: Metrics) -> AsyncIterator[Se
     """
     model_dir = settings.model or default_model_dir()
     encoder = await asyncio.to_thread(_load, model_dir)
+    shipped = await asyncio.to_thread(read_heads, model_dir)
     store = await asyncio.to_thread(Store.open, settings.data)
     try:
         collections = Collections(store, fingerprint=encoder.fingerprint, dimensions=encoder.hidden_size)
@@ -94,7 +96,9 @@ async def open_service(settings: Settings, metrics: Metrics) -> AsyncIterator[Se
                 encoder=encoder,
                 engine=engine,
                 collections=collections,
-                classifiers=Classifiers(settings.data / "classifiers", fingerprint=encoder.fingerprint),
+                classifiers=Classifiers(
+                    settings.data / "classifiers", fingerprint=encoder.fingerprint, shipped=shipped
+                ),
                 metrics=metrics,
             )
         finally:

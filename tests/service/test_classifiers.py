@@ -1,0 +1,98 @@
+"""Heads that came with the model beside those that were taught."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving import Server
+
+from encoder import SentenceEncoder
+from encoder.classifier import ClassifierHead, write_head
+
+POSITIVE, NEGATIVE = "It is wonderful, I love it.", "It is terrible, I hate it."
+
+
+@pytest.fixture
+def head(minilm: SentenceEncoder) -> ClassifierHead:
+    """What tells one of two sentences from the other, sure of itself."""
+    weights = 20 * minilm.encode([NEGATIVE, POSITIVE])
+    return ClassifierHead(
+        labels=("negative", "positive"),
+        weights=weights,
+        biases=np.zeros(2, dtype=np.float32),
+        fingerprint=minilm.fingerprint,
+        temperature=4.0,
+        details={"examples": 2},
+    )
+
+
+@pytest.fixture
+def model_dir(minilm_dir: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(minilm_dir, tmp_path / "model")
+
+
+def teach(server: Server, name: str) -> dict:
+    """Teach the opposite of the truth, to tell it from the head that came with the model."""
+    examples = [{"text": POSITIVE, "label": "negative"}, {"text": NEGATIVE, "label": "positive"}]
+    answer = server.client.put(f"/classifiers/{name}", json={"examples": examples})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_head_of_the_model_decides_until_another_is_taught(
+    start_server: Callable[..., Server], head: ClassifierHead, model_dir: Path, minilm: SentenceEncoder
+) -> None:
+    write_head(model_dir / "heads" / "sentiment", head)
+    server = start_server(model=str(model_dir))
+    (described,) = server.client.get("/classifiers").json()["classifiers"]
+    assert described == {
+        "name": "sentiment",
+        "labels": ["negative", "positive"],
+        "fingerprint": minilm.fingerprint,
+        "shipped": True,
+        "temperature": 4.0,
+        "details": {"examples": 2},
+    }
+
+    def classify() -> dict:
+        return server.client.post("/classify", json={"inputs": [POSITIVE]}).json()[0]
+
+    assert classify()["label"] == "positive"
+    expected = head.probabilities(minilm.encode([POSITIVE]))[0]
+    assert list(classify()["scores"].values()) == pytest.approx(expected, abs=1e-4)
+
+    refused = server.client.delete("/classifiers/sentiment")
+    assert refused.status_code == 409
+    assert "came with the model" in refused.json()["error"]
+
+    assert not teach(server, "sentiment")["shipped"]
+    assert classify()["label"] == "negative"
+    server.stop()
+    server.start()
+    assert classify()["label"] == "negative"
+    assert server.client.delete("/classifiers/sentiment").status_code == 204
+    assert classify()["label"] == "positive"
+    assert server.client.get("/classifiers/sentiment").json() == described
+
+
+def test_a_head_of_another_model_is_listed_and_refused(
+    start_server: Callable[..., Server], head: ClassifierHead, model_dir: Path
+) -> None:
+    write_head(model_dir / "heads" / "sentiment", replace(head, fingerprint="0" * 64))
+    server = start_server(model=str(model_dir))
+    assert server.client.get("/classifiers/sentiment").json()["fingerprint"] == "0" * 64
+    refused = server.client.post("/classify", json={"inputs": ["a"]})
+    assert refused.status_code == 409
+    assert "0" * 64 in refused.json()["error"]
+
+
+def test_a_damaged_head_is_told_at_the_start(
+    start_server: Callable[..., Server], head: ClassifierHead, model_dir: Path
+) -> None:
+    write_head(model_dir / "heads" / "sentiment", head)
+    (model_dir / "heads" / "sentiment" / "head.safetensors").write_bytes(b"")
+    with pytest.raises(pytest.fail.Exception, match="is damaged"):
+        start_server(model=str(model_dir))
