@@ -14,7 +14,12 @@ SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 # Imports inside functions: the choice of the runtime, so that serving needs no torch.
-LATE_IMPORTS = {"encoder/sentence.py": {"encoder.runtime_torch"}}
+# … and what an extra brings, or takes a second to load.
+LATE_IMPORTS = {
+    "encoder/sentence.py": {"encoder.runtime_torch"},
+    "training/data.py": {"pyarrow"},
+    "training/progress.py": {"matplotlib"},
+}
 
 
 def name_of(file: Path) -> str:
@@ -46,7 +51,15 @@ def test_imports_stand_at_the_top(file: Path) -> None:
 
 
 def test_the_encoder_is_read_in_one_sitting() -> None:
-    assert sum(len(file.read_text().splitlines()) for file in (ROOT / "encoder").glob("*.py")) <= 1600
+    """Lines of code; docstrings are for looking up."""
+    lines = 0
+    for file in (ROOT / "encoder").glob("*.py"):
+        text = file.read_text()
+        lines += len(text.splitlines())
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                lines -= len((ast.get_docstring(node, clean=False) or "").splitlines())
+    assert lines <= 1600
 
 
 def test_importing_the_encoder_and_its_tokenizer_needs_no_torch(run_python: Callable[[str], str]) -> None:
