@@ -3,6 +3,7 @@
 import http
 import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 _KINDS = {error.status: error.error_type for error in errors.ServiceError.__subclasses__()} | {500: "Backend"}
 # OpenAI's names of what went wrong; anything else below 500 is the request's fault.
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+# What pydantic puts among the steps of a place for a branch of a union, or a validator.
+_BRANCH = re.compile(r"str|(?:list|function-\w+)\[.*")
 
 
 class Json(Response):
@@ -53,7 +58,8 @@ def error_answer(path: str, status: int, message: str, *, headers: dict[str, str
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
     else:
-        body = {"error": message, "error_type": _KINDS.get(status, http.HTTPStatus(status).phrase.replace(" ", ""))}
+        kind = _KINDS.get(status) or http.HTTPStatus(status).phrase.replace(" ", "")
+        body = {"error": message, "error_type": kind}
     return JSONResponse(body, status, headers=headers)
 
 
@@ -91,7 +97,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     elif status == 405:
         message = f"{request.method} is not served at {request.url.path}; see /docs"
     elif status == 400:
-        message = "the body must be JSON in UTF-8"
+        # FastAPI's own says nothing; its cause tells that a number is too long, or the nesting too deep.
+        message = f"the body must be JSON in UTF-8: {error.__cause__ or message}"
     return error_answer(request.url.path, status, message, headers=dict(getattr(error, "headers", None) or {}))
 
 
@@ -106,7 +113,7 @@ def _explain(found: Sequence[Any]) -> str:
     places = []
     for each in found:
         if len(each["loc"]) == deepest:
-            steps = [step for step in each["loc"][1:] if not str(step).startswith(("list[", "str", "function-"))]
+            steps = [step for step in each["loc"][1:] if not _BRANCH.fullmatch(str(step))]
             where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
             places.append(f"{where or 'the body'}: {each['msg'].removeprefix('Value error, ')}")
     return "; ".join(dict.fromkeys(places[:5]))

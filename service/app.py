@@ -6,7 +6,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from encoder import ModelDirectoryError
 from service import answers, routes_classifiers, routes_collections, routes_operate, routes_text
 from service.auth import Gate, require_rows
-from service.errors import ServiceError
+from service.errors import InvalidError, ServiceError
 from service.metrics import Measured, Metrics
 from service.settings import Settings
 from service.state import open_service
@@ -73,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         responses=responses,
+        dependencies=[Depends(_refuse_unknown_query)],
     )
     for router in ROUTERS:
         app.include_router(router)
@@ -82,6 +83,13 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Measured, metrics=metrics)
     require_rows(served(app))
     return app
+
+
+def _refuse_unknown_query(request: Request) -> None:
+    route = request.scope["route"]
+    known = {parameter.alias for parameter in route.dependant.query_params}
+    if unknown := sorted(set(request.query_params) - known):
+        raise InvalidError(f"the query may hold {sorted(known) or 'nothing'} here, got {unknown[0][:80]!r}")
 
 
 def served(app: FastAPI) -> set[tuple[str, str]]:

@@ -3,8 +3,8 @@
 import enum
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -57,6 +57,8 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("DELETE", "/classifiers/{classifier}"): Access.WRITE,
     ("POST", "/classify"): Access.READ,
 }
+_LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d*)?", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERNS = [(method, compile_path(path)[0], path, access) for (method, path), access in ACCESS.items()]
 _PUBLIC_FILES = "/docs/"
 
@@ -100,13 +102,18 @@ class Gate:
         await self._app(scope, self._counted(receive), send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
-        if self._key is None and not _is_loopback(headers.get("host", "")):
+        if _CONTROL.search(scope["path"]):
+            return 400, f"the path must not hold control characters, got {scope['path'][:200]!r}"
+        if self._key is None and not all(map(_LOOPBACK.fullmatch, headers.getlist("host") or [""])):
             return 403, "the Host must be a loopback name as long as no API key is set, against DNS rebinding"
         route = route_of(scope["method"], scope["path"])
         public = route is not None and route[1] is Access.PUBLIC
         public = public or (scope["method"] in ("GET", "HEAD") and scope["path"].startswith(_PUBLIC_FILES))
         if self._key is not None and not public and not self._has_key(headers.get("authorization", "")):
             return 401, "an API key is needed: send it as 'Authorization: Bearer …'"
+        return self._refusal_of_body(headers)
+
+    def _refusal_of_body(self, headers: Headers) -> tuple[int, str] | None:
         if headers.get("content-encoding", "identity").lower() != "identity":
             return 415, f"the body must not be compressed, got content-encoding {headers['content-encoding']}"
         length = headers.get("content-length", "0")
@@ -152,11 +159,3 @@ def require_rows(routes: Iterable[tuple[str, str]]) -> None:
     different = ACCESS.keys() ^ set(routes)
     if different:
         raise RuntimeError(f"routes and the access table differ in {sorted(different)}. This is a bug.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
-        return False
-    return name in ("localhost", "127.0.0.1", "::1")

@@ -59,9 +59,9 @@ class Classifiers:
         self._lock = threading.Lock()
         self._fitting = asyncio.Semaphore(1)
         path.mkdir(mode=0o700, exist_ok=True)
-        for dropped in (*path.glob(".*"), *path.glob("*/.*")):  # by a process that was killed meanwhile
+        for dropped in (*path.glob(".*/"), *path.glob("*/.*/")):  # by a process that was killed meanwhile
             shutil.rmtree(dropped)
-        folders = [folder for folder in path.iterdir() if any(folder.glob("[0-9]*"))]
+        folders = [folder for folder in path.glob("*/") if any(folder.glob("[0-9]*"))]
         self._taught = {folder.name: _read(max(folder.glob("[0-9]*"))) for folder in folders}
 
     def list(self) -> list[Description]:
@@ -70,15 +70,7 @@ class Classifiers:
 
     def describe(self, name: str) -> Description:
         """Tell what a classifier is. Raises what `get` does."""
-        head = self.get(name)
-        return Description(
-            name=name,
-            labels=list(head.labels),
-            fingerprint=head.fingerprint,
-            shipped=name not in self._taught,
-            temperature=head.temperature,
-            details=dict(head.details),
-        )
+        return _describe(name, self.get(name), shipped=name not in self._taught)
 
     def get(self, name: str) -> ClassifierHead:
         """Give a classifier.
@@ -140,7 +132,7 @@ class Classifiers:
             },
         )
         await asyncio.to_thread(self._store, name, head)
-        return self.describe(name)
+        return _describe(name, head, shipped=False)
 
     def drop(self, name: str) -> None:
         """Remove a classifier that was taught; a namesake that came with the model serves again.
@@ -181,11 +173,23 @@ def check_name(name: str) -> None:
         raise InvalidError(f"a classifier's name must match {HEAD_NAME.pattern}, got {name!r}")
 
 
+def _describe(name: str, head: ClassifierHead, *, shipped: bool) -> Description:
+    return Description(
+        name=name,
+        labels=list(head.labels),
+        fingerprint=head.fingerprint,
+        shipped=shipped,
+        temperature=head.temperature,
+        details=dict(head.details),
+    )
+
+
 async def _fit(
     vectors: Float32[np.ndarray, "examples hidden"], labels: np.ndarray, inverse_regularization: float
 ) -> dict[str, np.ndarray]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",  # or a module of the same name in the working directory would be run
         "-m",
         "service.fitting",
         repr(inverse_regularization),

@@ -152,7 +152,12 @@ class Database:
     @classmethod
     def open(cls, data_dir: Path) -> "Database":
         """Open the database and lock its directory; see `Store.open`."""
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise NotReadyError(
+                f"the data directory {data_dir} cannot be made ({error.strerror}); name one that can with --data"
+            ) from error
         path = data_dir / DATABASE_FILE
         with ExitStack() as resources, _explained(path):
             resources.callback(os.close, _lock(data_dir))

@@ -27,7 +27,7 @@ class Document:
     """A text with its id and whatever else was stored beside it."""
 
     id: str
-    """1 to 512 bytes of UTF-8 without control characters; unique in its collection."""
+    """1 to 512 bytes of UTF-8 without control characters and without a step . or ..; unique in its collection."""
     text: str
     """Any Unicode, NUL included, but lone surrogates."""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -80,6 +80,9 @@ def check_document_id(document_id: str, *, where: str = "the id") -> None:
             f"{where} must be 1 to {MAX_ID_BYTES} bytes of UTF-8 without control characters, "
             f"got {size} bytes: {document_id[:80]!r}"
         )
+    # Clients resolve such steps before they ask, and a document's address would become its collection's.
+    if not {".", ".."}.isdisjoint(document_id.split("/")):
+        raise InvalidError(f"{where} must not be . or .., nor hold one between slashes, got {document_id[:80]!r}")
 
 
 def _encode_text(text: str, where: str) -> bytes:

@@ -18,6 +18,7 @@ from service.errors import InvalidError, ModelError, NotReadyError
 
 # So that a short request gets between the texts of a long one: a few milliseconds of a tokenizer thread.
 TEXTS_AT_ONCE = 64
+CHARACTERS_OF_TEXTS_AT_ONCE = 100_000
 # A tokenizer spreads over the processors by itself; the second thread is for what Python does around it.
 TOKENIZER_THREADS = 2
 # What is done on the event loop: a tenth of a millisecond's work, against several for the way to a thread and back
@@ -196,10 +197,10 @@ class Engine:
         self._batcher.require_room(len(texts))
         loop = asyncio.get_running_loop()
         tokenized: list[TokenizedText] = []
-        for start in range(0, len(texts), TEXTS_AT_ONCE):
+        while (start := len(tokenized)) < len(texts):
             if self._closed:
                 raise NotReadyError(CLOSED)
-            part = [prompt + text if isinstance(text, str) else text for text in texts[start : start + TEXTS_AT_ONCE]]
+            part = [prompt + text if isinstance(text, str) else text for text in _next_part(texts, start)]
             if len(texts) == 1 and isinstance(part[0], str) and len(part[0]) <= CHARACTERS_AT_ONCE:
                 return self._encode(part, start, whole)
             tokenized += await loop.run_in_executor(self._tokenizers, self._encode, part, start, whole)
@@ -235,6 +236,15 @@ class Engine:
                     f"text {index} must have at most {self.encoder.spec.max_length} tokens when it is not to be cut, "
                     f"got {text.total_tokens}; shorten or split it, or allow truncation"
                 )
+
+
+def _next_part(texts: Sequence[str], start: int) -> Sequence[str]:
+    """Give the texts from `start` on that are tokenised together: at least one, and never long for all."""
+    end, characters = start, 0
+    while end < min(len(texts), start + TEXTS_AT_ONCE) and (end == start or characters < CHARACTERS_OF_TEXTS_AT_ONCE):
+        characters += len(texts[end]) if isinstance(texts[end], str) else 0
+        end += 1
+    return texts[start:end]
 
 
 def _finish(

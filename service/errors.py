@@ -96,6 +96,13 @@ class OverloadedError(ServiceError):
         self.retry_after_s = retry_after_s
 
 
+class ClientGoneError(ServiceError):
+    """The client closed the connection; nobody reads this answer."""
+
+    status = 499
+    error_type = "Cancelled"
+
+
 class ModelError(ServiceError):
     """The model gave no usable answer, such as a vector that is not finite. The fault is ours, not the client's."""
 

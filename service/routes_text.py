@@ -20,6 +20,9 @@ from service.schemas import (
 from service.state import Current, while_connected
 
 router = APIRouter(tags=["text"])
+# What answers with an object for each token, or takes one, holds the event loop for as long as that is written.
+MAX_TOKENIZED_CHARACTERS = 200_000
+MAX_IDS = 100_000
 
 
 def lost(embedded: Embedded) -> dict[str, str]:
@@ -82,6 +85,11 @@ async def embed_all(
 @router.post("/tokenize", summary="The tokens of each text", response_model=list[list[dict[str, Any]]])
 async def tokenize(body: TokenizeRequest, request: Request, service: Current) -> Json:
     """The whole text, not cut to the model's length."""
+    if (count := sum(map(len, body.inputs))) > MAX_TOKENIZED_CHARACTERS:
+        raise InvalidError(
+            f"inputs must have at most {MAX_TOKENIZED_CHARACTERS:,} characters in all, got {count:,}; "
+            "send several requests"
+        )
     prompt = service.prompt(body.prompt_name) if body.prompt_name is not None else ""
     tokenized = await while_connected(request, service.engine.tokenize([prompt + text for text in body.inputs]))
     answer = [
@@ -100,6 +108,8 @@ async def tokenize(body: TokenizeRequest, request: Request, service: Current) ->
 @router.post("/decode", summary="Token ids back to text", response_model=list[str])
 async def decode(body: DecodeRequest, service: Current) -> Json:
     """Ids of this model only."""
+    if (count := sum(map(len, body.ids))) > MAX_IDS:
+        raise InvalidError(f"ids must be at most {MAX_IDS:,} in all, got {count:,}; send several requests")
     tokenizer = service.encoder.tokenizer
     try:
         return Json([tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in body.ids])

@@ -19,6 +19,11 @@ NO_IDS = (
 )
 
 
+# Far beyond what a model reads; a longer one would keep a processor from everything else for seconds.
+MAX_TEXT_CHARACTERS = 1_000_000
+_TOO_LONG = f"must have at most {MAX_TEXT_CHARACTERS:,} characters; split it"
+
+
 def _texts(value: object) -> object:
     """One text becomes a list of one; what looks like token ids is told apart from other faults."""
     if isinstance(value, str):
@@ -32,6 +37,8 @@ def _texts(value: object) -> object:
                 raise ValueError(f"text {index} {NO_IDS}")
             if text == "":
                 raise ValueError(f"text {index} must not be empty")
+            if isinstance(text, str) and len(text) > MAX_TEXT_CHARACTERS:
+                raise ValueError(f"text {index} {_TOO_LONG}, got {len(text):,}")
     return value
 
 
@@ -41,9 +48,11 @@ def _id_lists(value: object) -> object:
 
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9_-]{0,62}$"
-_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_TEXT_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT_CHARACTERS}
+# At the first wrong item: millions of them would take longer to list than to send.
 Texts = Annotated[
     list[str],
+    Field(fail_fast=True),
     BeforeValidator(_texts),
     WithJsonSchema(
         {
@@ -53,6 +62,7 @@ Texts = Annotated[
     ),
 ]
 NotEmpty = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS)]
 
 
 class Request(BaseModel):
@@ -88,14 +98,16 @@ class TokenizeRequest(Request):
 class DecodeRequest(Request):
     """POST /decode."""
 
-    ids: Annotated[list[list[int]], BeforeValidator(_id_lists)] = Field(min_length=1)
+    ids: Annotated[
+        list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True), BeforeValidator(_id_lists)
+    ] = Field(min_length=1)
     skip_special_tokens: bool = True
 
 
 class SimilarityInputs(Request):
     """The two sides of POST /similarity."""
 
-    source_sentence: NotEmpty
+    source_sentence: Text
     sentences: Texts
 
 
@@ -120,21 +132,21 @@ class DocumentRequest(Request):
     """A document to store; without an id it gets one."""
 
     id: str | None = None
-    text: NotEmpty
+    text: Text
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
 class DeleteRequest(Request):
     """POST /collections/{collection}/documents/delete."""
 
-    ids: list[str] = Field(min_length=1)
+    ids: Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
 
 
 class SearchRequest(Request):
     """POST /search: by exactly one of a text, a vector and the id of a stored document."""
 
-    query: NotEmpty | None = None
-    vector: list[FiniteFloat] | None = None
+    query: Text | None = None
+    vector: Annotated[list[FiniteFloat], Field(fail_fast=True)] | None = None
     id: str | None = None
     collection: str = "default"
     k: int = Field(10, ge=1, le=10_000)
@@ -150,14 +162,14 @@ class SearchRequest(Request):
 class Example(Request):
     """A text and what it should be called."""
 
-    text: NotEmpty
+    text: Text
     label: NotEmpty
 
 
 class TeachRequest(Request):
     """PUT /classifiers/{classifier}."""
 
-    examples: list[Example] = Field(min_length=2)
+    examples: Annotated[list[Example], Field(fail_fast=True)] = Field(min_length=2)
     C: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     """Inverse strength of regularisation."""
 
@@ -175,4 +187,4 @@ def _documents(documents: list[DocumentRequest]) -> list[DocumentRequest]:
     return documents
 
 
-Documents = Annotated[list[DocumentRequest], AfterValidator(_documents)]
+Documents = Annotated[list[DocumentRequest], Field(fail_fast=True), AfterValidator(_documents)]

@@ -2,12 +2,14 @@
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "NEARSENSE_"
+_KEY = re.compile(r"[!-~]+")
 
 
 class Settings(BaseSettings):
@@ -37,6 +39,8 @@ class Settings(BaseSettings):
         unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
         if unknown:
             raise ValueError(f"no such setting: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        if self.api_key is not None and not _KEY.fullmatch(self.api_key.get_secret_value()):
+            raise ValueError(f"{PREFIX}API_KEY must be printable ASCII without spaces, or no client could send it")
         if not self.on_loopback and self.api_key is None:
             raise ValueError(f"host must be a loopback address without a key, got {self.host}; set {PREFIX}API_KEY")
         return self

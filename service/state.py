@@ -14,7 +14,7 @@ from encoder.classifier import read_heads
 from service.classifiers import Classifiers
 from service.collection import Collections
 from service.engine import Embedded, Engine
-from service.errors import InvalidError, ServiceError
+from service.errors import ClientGoneError, InvalidError
 from service.metrics import Metrics
 from service.settings import Settings
 from service.store import Store
@@ -116,13 +116,6 @@ def model_id(model_dir: Path) -> str:
 def _load(model_dir: Path) -> SentenceEncoder:
     # Batches of one thread each, side by side, are faster than batches spread over threads: benchmarks/README.md.
     return SentenceEncoder.load(model_dir, threads=1)
-
-
-class ClientGoneError(ServiceError):
-    """The client closed the connection; nobody reads this answer."""
-
-    status = 499
-    error_type = "Cancelled"
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -88,6 +88,9 @@ def run_serve(*arguments: str, **environment: str) -> subprocess.CompletedProces
             "host must be a loopback address without a key, got 0.0.0.0; set NEARSENSE_API_KEY",
         ),
         ({"NEARSENSE_API_KEY": "short"}, "api_key: "),
+        ({"NEARSENSE_API_KEY": " " * 20}, "NEARSENSE_API_KEY must be printable ASCII without spaces"),
+        ({"NEARSENSE_API_KEY": f"{KEY} "}, "NEARSENSE_API_KEY must be printable ASCII without spaces"),
+        ({"NEARSENSE_API_KEY": "ключ-из-многих-букв"}, "NEARSENSE_API_KEY must be printable ASCII without spaces"),
         ({"NEARSENSE_PROT": "80"}, "no such setting: NEARSENSE_PROT"),
         ({"NEARSENSE_PORT": "eighty"}, "port: "),
         ({"NEARSENSE_PORT": "65536"}, "port: "),
@@ -108,4 +111,12 @@ def test_a_model_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> 
     assert finished.returncode != 0
     assert "nowhere" in finished.stderr
     assert "must hold config.json" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_data_directory_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    finished = run_serve("--data", str(tmp_path / "data"))
+    assert finished.returncode == 3
+    assert f"the data directory {tmp_path / 'data'} cannot be made" in finished.stderr
     assert "Traceback" not in finished.stderr

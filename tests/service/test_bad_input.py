@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import socket
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -309,3 +311,91 @@ def test_what_the_vocabulary_lacks_is_reported(server: Server) -> None:
     answer = server.client.post("/embed", json={"inputs": ["pizza", "\U00020000\U00020001"]})
     assert float(answer.headers["x-unknown-token-share"]) == 1
     assert "x-unknown-token-share" not in server.client.post("/embed", json={"inputs": "pizza"}).headers
+
+
+LONG = 1_000_001
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/embed", {"inputs": ["a" * LONG]}, "1,000,000 characters"),
+        ("/embed", {"inputs": "a" * LONG}, "1,000,000 characters"),
+        ("/similarity", {"inputs": {"source_sentence": "a" * LONG, "sentences": ["a"]}}, "1000000 characters"),
+        ("/collections/bad-input/documents", [{"id": "long", "text": "a" * LONG}], "1000000 characters"),
+        ("/tokenize", {"inputs": ["a " * 60_000, "a " * 60_000]}, "200,000 characters in all, got 240,000"),
+        ("/decode", {"ids": [[101] * 60_000, [102] * 60_000]}, "100,000 in all, got 120,000"),
+    ],
+)
+def test_texts_that_would_hold_up_everybody(server: Server, path: str, body: Any, says: str) -> None:
+    assert_refused(server.client.post(path, json=body), 422, says=says)
+
+
+@pytest.mark.parametrize("body", [{"inputs": [{}] * 500_000}, {"inputs": [[{}]] * 500_000}])
+def test_a_million_faults_are_one(server: Server, body: Any) -> None:
+    """Others are answered meanwhile; listing all of them took half a minute of the event loop."""
+    begun = time.monotonic()
+    assert_refused(server.client.post("/embed", json=body), 422, says="inputs")
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("step", [".", "..", "a/..", "../a", "a/./b", "a/../../.."])
+def test_ids_that_a_client_would_resolve(server: Server, step: str) -> None:
+    """A DELETE of the document ".." is, after httpx has resolved it, one of the whole collection."""
+    answer = server.client.post("/collections/bad-input/documents", json=[{"id": step, "text": "a"}])
+    assert_refused(answer, 422, says="must not be . or ..")
+
+
+@pytest.mark.parametrize("id_", ["...", ".a", "a..b", "a/..b/c"])
+def test_ids_with_dots_that_mean_nothing(server: Server, id_: str) -> None:
+    path = f"/collections/bad-input/documents/{quote(id_)}"
+    assert server.client.post("/collections/bad-input/documents", json=[{"id": id_, "text": "a"}]).status_code == 201
+    assert server.client.get(path).json()["id"] == id_
+    assert server.client.delete(path).status_code == 204
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_line_break_is_no_part_of_an_id(server: Server, method: str) -> None:
+    answer = server.client.request(method, "/collections/bad-input/documents/one%0A")
+    assert_refused(answer, 400, says="control characters")
+    assert server.client.get("/collections/bad-input/documents/one").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health?x=1", "/embed_all?offset=true", "/collections/bad-input/documents?limits=1"])
+def test_a_misspelt_query_is_not_without_effect(server: Server, path: str) -> None:
+    method = "POST" if path.startswith("/embed") else "GET"
+    name = path.partition("?")[2].partition("=")[0]
+    answer = server.client.request(method, path, json={"inputs": ["a"]} if method == "POST" else None)
+    assert_refused(answer, 422, says=repr(name))
+
+
+def test_an_unknown_field_is_named_whatever_it_is_called(server: Server) -> None:
+    for name in ("stream", "string", "list", "lists[0]"):
+        answer = server.client.post("/embed", json={"inputs": ["a"], name: 1})
+        assert_refused(answer, 422, says=name)
+
+
+@pytest.mark.parametrize("content", [b'{"inputs": ' + b"[" * 100_000, b'{"inputs": ' + b"1" * 5000 + b"}"])
+def test_json_that_python_cannot_read_is_told_why(server: Server, content: bytes) -> None:
+    assert_refused(send(server, "POST", "/embed", content), 400, says="JSON")
+
+
+@pytest.mark.parametrize("host", ["evil.com@localhost", "[::1]evil.com", "localhost:80:80", "localhost.evil.com", ""])
+def test_hosts_that_only_look_like_this_one(server: Server, host: str) -> None:
+    assert_refused(server.client.get("/health", headers={"host": host}), 403)
+
+
+def test_a_client_that_leaves_is_no_failure_of_the_service(server: Server) -> None:
+    before = len(server.log.read_text())
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        body = json.dumps({"inputs": ["a long text " * 100] * 200}).encode()
+        head = (
+            f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        time.sleep(0.3)
+    time.sleep(1)
+    assert server.client.get("/health").status_code == 200
+    written = server.log.read_text()[before:]
+    assert "Traceback" not in written
+    assert "ERROR" not in written

@@ -96,3 +96,21 @@ def test_a_damaged_head_is_told_at_the_start(
     (model_dir / "heads" / "sentiment" / "head.safetensors").write_bytes(b"")
     with pytest.raises(pytest.fail.Exception, match="is damaged"):
         start_server(model=str(model_dir))
+
+
+def test_modules_in_the_working_directory_are_not_run(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    server = start_server()
+    for name in ("numpy.py", "service.py", "sklearn.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'run')!r}, 'w').write(__name__)")
+    teach(server, "topic")
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_that_are_no_classifiers_are_left_alone(start_server: Callable[..., Server]) -> None:
+    server = start_server()
+    teach(server, "topic")
+    for stray in ("classifiers/.DS_Store", "classifiers/notes.txt", "classifiers/topic/.DS_Store"):
+        (server.data / stray).write_text("")
+    server.kill()
+    server.start()
+    assert [each["name"] for each in server.client.get("/classifiers").json()["classifiers"]] == ["topic"]
