@@ -112,6 +112,7 @@ class Classifiers:
         Raises:
             InvalidError: The name breaks its rule, or there are fewer than two labels.
             ModelError: The fit failed.
+            NotReadyError: It could not be stored.
         """
         check_name(name)
         names = sorted(set(labels))
@@ -131,7 +132,13 @@ class Classifiers:
                 "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
             },
         )
-        await asyncio.to_thread(self._store, name, head)
+        try:
+            await asyncio.to_thread(self._store, name, head)
+        except OSError as error:
+            raise NotReadyError(
+                f"the classifier could not be stored and the former one still serves ({error.strerror}); see whether "
+                "the disk is full"
+            ) from error
         return _describe(name, head, shipped=False)
 
     def drop(self, name: str) -> None:

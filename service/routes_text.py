@@ -4,6 +4,7 @@ import base64
 import time
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Query, Request
 
 from service.answers import Json
@@ -121,7 +122,9 @@ async def decode(body: DecodeRequest, service: Current) -> Json:
 async def similarity(body: SimilarityRequest, request: Request, service: Current) -> Json:
     """Cosines, from -1 to 1."""
     embedded = await service.embed(request, [body.inputs.source_sentence, *body.inputs.sentences])
-    return Json(embedded.vectors[1:] @ embedded.vectors[0], headers=lost(embedded))
+    # Rounding takes the cosine of a text with itself beyond 1.
+    cosines = np.clip(embedded.vectors[1:] @ embedded.vectors[0], -1, 1)
+    return Json(cosines, headers=lost(embedded))
 
 
 @router.post("/v1/embeddings", summary="One vector per text, for OpenAI's clients")

@@ -114,3 +114,17 @@ def test_files_that_are_no_classifiers_are_left_alone(start_server: Callable[...
     server.kill()
     server.start()
     assert [each["name"] for each in server.client.get("/classifiers").json()["classifiers"]] == ["topic"]
+
+
+def test_a_classifier_that_cannot_be_stored_is_told_and_the_former_serves(start_server: Callable[..., Server]) -> None:
+    server = start_server()
+    teach(server, "topic")
+    folder = server.data / "classifiers" / "topic"
+    folder.rename(folder.with_name("away"))
+    folder.write_text("")  # a file where a directory should be: no permission, which root would have anyway
+    examples = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    answer = server.client.put("/classifiers/topic", json={"examples": examples})
+    assert answer.status_code == 503
+    assert "could not be stored" in answer.json()["error"]
+    body = {"inputs": [POSITIVE], "classifier": "topic"}
+    assert server.client.post("/classify", json=body).json()[0]["label"] == "negative"
