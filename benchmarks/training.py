@@ -22,7 +22,7 @@ from training.config import PretrainRun, read_run
 from training.objectives import mask_tokens
 from training.optimizer import Stepper
 from training.pretrain import MaskedLanguageModel, training_operations
-from training.progress import measure_matrix_rate
+from training.progress import choose_precision, measure_matrix_rate
 
 VOCAB_SIZE = 16_000
 
@@ -49,7 +49,10 @@ def main() -> None:
     module = MaskedLanguageModel(Encoder(config), LanguageModelHead(config)).train()
     stepper = Stepper(module, run.optimizer, steps=run.loop.steps)
     generator = np.random.default_rng(0)
-    print(f"{torch.get_num_threads()} threads, bfloat16, {sum(p.numel() for p in module.parameters()):,} parameters")
+    device = torch.device("cpu")
+    precision = choose_precision(run.loop.precision, device)
+    name = str(precision).removeprefix("torch.")
+    print(f"{torch.get_num_threads()} threads, {name}, {sum(p.numel() for p in module.parameters()):,} parameters")
     for phase in run.phases:
         ids = generator.integers(5, VOCAB_SIZE, (phase.batch_tokens // phase.length, phase.length))
         hidden, positions = mask_tokens(
@@ -63,10 +66,10 @@ def main() -> None:
         }
         seconds, rates = [], []
         for round_number in range(arguments.rounds + 1):
-            rates.append(measure_matrix_rate(torch.device("cpu"), torch.bfloat16))
+            rates.append(measure_matrix_rate(device, precision))
             for _ in range(arguments.steps):
                 begun = time.perf_counter()
-                with torch.autocast("cpu", dtype=torch.bfloat16):
+                with torch.autocast("cpu", dtype=precision, enabled=precision != torch.float32):
                     loss = module(**inputs)["loss"]
                 loss.backward()
                 stepper.step(0)

@@ -15,6 +15,7 @@ from service.schemas import (
     EmbedAllRequest,
     EmbedRequest,
     OpenAIEmbeddingsRequest,
+    SimilarityParameters,
     SimilarityRequest,
     TokenizeRequest,
 )
@@ -121,7 +122,13 @@ async def decode(body: DecodeRequest, service: Current) -> Json:
 @router.post("/similarity", summary="How alike one text is to each of others", response_model=list[float])
 async def similarity(body: SimilarityRequest, request: Request, service: Current) -> Json:
     """Cosines, from -1 to 1."""
-    embedded = await service.embed(request, [body.inputs.source_sentence, *body.inputs.sentences])
+    parameters = body.parameters or SimilarityParameters()
+    embedded = await service.embed(
+        request,
+        [body.inputs.source_sentence, *body.inputs.sentences],
+        prompt_name=parameters.prompt_name,
+        truncate=parameters.truncate is not False,
+    )
     # Rounding takes the cosine of a text with itself beyond 1.
     cosines = np.clip(embedded.vectors[1:] @ embedded.vectors[0], -1, 1)
     return Json(cosines, headers=lost(embedded))

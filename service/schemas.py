@@ -70,6 +70,16 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_field(cls, given: Any) -> Any:
+        # Before pydantic lists each of them, which for a million takes longer than anybody waits.
+        if isinstance(given, dict):
+            unknown = next((name for name in given if name not in cls.model_fields), None)
+            if unknown is not None:
+                raise ValueError(f"there is no field {unknown[:80]!r}; there are {', '.join(cls.model_fields)}")
+        return given
+
 
 class EmbedAllRequest(Request):
     """POST /embed_all."""
@@ -111,11 +121,19 @@ class SimilarityInputs(Request):
     sentences: Texts
 
 
+class SimilarityParameters(Request):
+    """How the texts of POST /similarity are read."""
+
+    truncate: bool | None = True
+    truncation_direction: Literal["right", "Right"] = "right"
+    prompt_name: str | None = None
+
+
 class SimilarityRequest(Request):
     """POST /similarity."""
 
     inputs: SimilarityInputs
-    parameters: dict[str, Any] | None = None
+    parameters: SimilarityParameters | None = None
 
 
 class OpenAIEmbeddingsRequest(Request):

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from training.data import DataError
+
 _BLOCK_BATCHES = 64
 """Items are sorted by length within blocks of so many batches: little padding, and batches still mix sources."""
 _HELD_OUT_EACH = 100
@@ -34,6 +36,9 @@ class Sampler:
         seed: Decides the order.
         rank: Which of the processes this is.
         ranks: How many processes train together.
+
+    Raises:
+        DataError: There is no item.
     """
 
     def __init__(
@@ -50,7 +55,7 @@ class Sampler:
         self._lengths = lengths
         self._items = np.arange(len(lengths)) if items is None else items
         if not len(self._items):
-            raise ValueError("there must be at least one item to train on, got none")
+            raise DataError("there must be at least one item to train on, got none")
         self._batch_size, self._batch_tokens, self._seed = batch_size, batch_tokens, seed
         self._rank, self._ranks = rank, ranks
         self.position = Position()
@@ -94,6 +99,9 @@ class Sampler:
 class Windows:
     """Endless batches of windows of one length, cut from one long row of tokens, at other places each epoch.
 
+    Every batch is full and every rank takes as many: what the last round of an epoch lacks is filled up with windows
+    that the epoch began with.
+
     Args:
         total: Tokens in the row.
         length: Tokens of a window.
@@ -103,12 +111,12 @@ class Windows:
         ranks: How many processes train together.
 
     Raises:
-        ValueError: The row is shorter than one window.
+        DataError: The row is shorter than one window.
     """
 
     def __init__(self, total: int, length: int, *, batch_size: int, seed: int, rank: int = 0, ranks: int = 1) -> None:
         if total < length:
-            raise ValueError(f"the corpus must fill one window of {length} tokens, got {total} tokens; add text")
+            raise DataError(f"the corpus must fill one window of {length} tokens, got {total} tokens; add text")
         self._total, self._length, self._batch_size, self._seed = total, length, batch_size, seed
         self._rank, self._ranks = rank, ranks
         self.position = Position()

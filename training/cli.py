@@ -1,22 +1,26 @@
 """The nearsense-train command."""
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from encoder.config import ModelDirectoryError
+from training.classifier import ClassifierRun, encoder_run, train_classifier
 from training.config import Data, FinetuneRun, PretrainRun, RunError, read_run
 from training.data import Corpus, DataError
 from training.distributed import join_world
+from training.evaluate import evaluate
 from training.finetune import finetune
 from training.pretrain import pretrain
 from training.progress import TrainingError
 from training.recombine import recombine
 from training.source import Source
 from training.store import report
+from training.suite import EvaluationRun
 from training.tokenizer import train_tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -29,6 +33,7 @@ _Run = Annotated[Path, typer.Argument(help="The run file, TOML.")]
 _Data = Annotated[Path, typer.Option("--data", help="What the paths of corpora are relative to.")]
 _Out = Annotated[Path, typer.Option("--out", help="Where everything of this run goes; the model into OUT/model.")]
 _Set = Annotated[list[str], typer.Option("--set", help="section.key=value in place of the run file's.")]
+_EVALUATION = Path(__file__).parent / "runs" / "evaluation.toml"
 _Device = Annotated[str, typer.Option("--device", help='"cpu", "cuda", or "auto".')]
 
 
@@ -110,6 +115,58 @@ def finetune_command(
     described = read_run(run, FinetuneRun, changes=tuple(change))
     with join_world(device=device) as world:
         finetune(described, data=data, model=model, out=out, world=world, fresh=fresh)
+
+
+@app.command("classifier")
+def classifier_command(
+    rows: Annotated[
+        list[str],
+        typer.Argument(
+            help="A run file, TOML, or files of labelled texts with their two columns: reviews.tsv:text,label."
+        ),
+    ],
+    model: Annotated[Path, typer.Option(help="The model directory whose embeddings the head reads.")],
+    name: Annotated[str, typer.Option(help="Of the head, which goes into MODEL/heads/NAME.")],
+    data: _Data = Path(),
+    change: _Set = [],  # noqa: B006
+    fine_tune: Annotated[bool, typer.Option("--fine-tune", help="First train the encoder itself, into OUT.")] = False,
+    out: Annotated[Path | None, typer.Option(help="With --fine-tune, where the new model goes: OUT/model.")] = None,
+    device: _Device = "auto",
+) -> None:
+    """Make a classifier of labelled texts, stopped and calibrated on rows that it does not learn from.
+
+    nearsense-train classifier reviews.tsv:text,label --model sentences/model --name sentiment
+    """
+    if fine_tune != (out is not None):
+        raise RunError("--fine-tune needs --out, and --out is for --fine-tune alone")
+    described: dict[str, Any] | Path = Path(rows[0])
+    if len(rows) > 1 or described.suffix != ".toml":  # type: ignore[union-attr]
+        described = {"corpora": [corpus.model_dump() for corpus in _read_names(rows)]}
+    run = read_run(described, ClassifierRun, changes=tuple(change))
+    with join_world(device=device) as world:
+        if out is not None:
+            model = finetune(encoder_run(run, model), data=data, model=model, out=out, world=world)
+        if world.leads:
+            path, head = train_classifier(run, data=data, model=model, name=name)
+            typer.echo(f"{path}: {json.dumps(head.details, ensure_ascii=False, indent=1)}")
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[Path, typer.Argument(help="The model directory.")],
+    against: Annotated[
+        Path | None, typer.Option(help="Another, to stand beside it, or the JSON that its evaluation made.")
+    ] = None,
+    tasks: Annotated[Path, typer.Option(help="What to measure: an evaluation file, TOML.")] = _EVALUATION,
+    data: _Data = Path(),
+    out: Annotated[Path | None, typer.Option(help="A JSON file for all figures.")] = None,
+) -> None:
+    """Measure a model: similarity, retrieval, clustering, classification, words in context, perplexity.
+
+    nearsense-train evaluate sentences/model --against all-MiniLM-L6-v2 --data corpora
+    """
+    run = read_run(tasks, EvaluationRun)
+    typer.echo(evaluate(run, model, against=against, data=data, out=out))
 
 
 def _read_names(named: list[str], *, share: float = 1.0) -> list[Corpus]:

@@ -1,8 +1,9 @@
 """Run files: TOML that says all of what a training run does."""
 
 import tomllib
+from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -112,7 +113,7 @@ class PretrainRun(_Section):
     """Share of the documents that is kept for the held-out loss."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> "PretrainRun":
         if abs(sum(phase.share for phase in self.phases) - 1) > 1e-6:
             raise ValueError(f"the shares of the phases must add up to 1, got {[p.share for p in self.phases]}")
         if longest := [phase.length for phase in self.phases if phase.length > self.model.max_positions]:
@@ -208,34 +209,39 @@ class FinetuneRun(_Section):
 Run = TypeVar("Run", bound=BaseModel)
 
 
-def read_run(path: Path, kind: type[Run], *, changes: tuple[str, ...] = ()) -> Run:
+def read_run(described: Path | dict[str, Any], kind: type[Run], *, changes: tuple[str, ...] = ()) -> Run:
     """Read a run file.
 
     Args:
-        path: TOML.
+        described: TOML, or what stands in it.
         kind: Which run it describes.
         changes: "loop.steps=100": values, as TOML, that take the place of the file's.
 
     Raises:
         RunError: It is not TOML, or a key is missing, unknown or impossible; the message names each.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"the run file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RunError(f"{path} is not TOML in UTF-8: {error}") from error
+    raw = deepcopy(described) if isinstance(described, dict) else _read_toml(described)
     for change in changes:
         _change(raw, change)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise RunError(f"{path}: {faults}") from error
+        where = "" if isinstance(described, dict) else f"{described}: "
+        raise RunError(f"{where}{faults}") from error
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"the run file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is not TOML in UTF-8: {error}") from error
 
 
 def _change(raw: dict[str, Any], change: str) -> None:
-    key, equals, value = change.partition("=")
+    key, _, value = change.partition("=")
     *sections, last = key.strip().split(".")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
@@ -248,5 +254,3 @@ def _change(raw: dict[str, Any], change: str) -> None:
             place[last] = parsed
     except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
         raise RunError(f"a change must be section.key=value with a TOML value, got {change!r}") from error
-    if not equals:
-        raise RunError(f"a change must be section.key=value, got {change!r}")

@@ -7,11 +7,13 @@ import json
 import lzma
 import re
 import unicodedata
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -19,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 FORMATS = (".txt", ".jsonl", ".tsv", ".csv", ".parquet")
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+(?=[\"'“‘(\[]?[A-Z0-9])")
-# After these a full stop ends no sentence.
+# After these, of 5 signs at most, a full stop ends no sentence.
 _ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|e\.g|i\.e|cf|Fig|No|Vol|al|[A-Z])\.)$")
 _NOT_WORD = re.compile(r"(?:[^\w]|_)+")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 class DataError(ValueError):
@@ -66,9 +68,7 @@ class Corpus(BaseModel):
         """
         suffixes = [suffix for suffix in Path(self.path).suffixes if suffix not in _OPENERS]
         if not suffixes or suffixes[-1] not in FORMATS:
-            raise DataError(
-                f"a corpus must end in one of {', '.join(FORMATS)}, with .gz or .xz or not; got {self.path}"
-            )
+            raise DataError(f"a corpus must end in {', '.join(FORMATS)}, perhaps with .gz or .xz; got {self.path}")
         return suffixes[-1]
 
 
@@ -107,14 +107,19 @@ class Rows:
         root: What its path is relative to.
         bad_rows: Whether a row that cannot be used is counted and skipped, or is an error.
         tally: Counts rows and bad rows as they pass.
+        valued: Whether the last column holds a label or score, without which a row is bad.
     """
 
-    def __init__(self, corpus: Corpus, root: Path, *, bad_rows: Literal["skip", "refuse"], tally: Tally) -> None:
+    def __init__(
+        self, corpus: Corpus, root: Path, *, bad_rows: Literal["skip", "refuse"], tally: Tally, valued: bool = False
+    ) -> None:
         self.corpus = corpus
         self.path = root / corpus.path
         self._columns = (*corpus.columns, *corpus.where)
         self._refuse = bad_rows == "refuse"
-        self._tally = tally
+        self._tally, self._valued = tally, valued
+        if corpus.format == ".txt" and self._columns:
+            raise DataError(f"{corpus.path} has no columns, got {list(self._columns)}; name none, or make it a .tsv")
         if corpus.format != ".txt" and not corpus.columns:
             raise DataError(f"columns must be named for {corpus.path}, so that it is clear which hold the text")
 
@@ -127,24 +132,21 @@ class Rows:
         try:
             for number, row in enumerate(self._raw()):
                 self._tally.read += 1
-                texts = self._check(number, row)
-                if texts is not None and self._wanted(texts):
+                if (isinstance(row, str) or self._wanted(row)) and (texts := self._check(number, row)):
                     yield number, texts[: max(len(self.corpus.columns), 1)]
-        except (OSError, EOFError, lzma.LZMAError) as error:
-            raise DataError(f"{self.path} cannot be read: {error}") from error
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+            raise DataError(f"{self.path} cannot be read: {error}; is it whole, and --data right?") from error
 
     def _raw(self) -> Iterator[tuple[str, ...] | str]:
         """Give the texts of each row, or what is wrong with it."""
         if self.corpus.format == ".parquet":
             yield from self._parquet()
             return
-        with _open(self.path) as file:
+        with open_text(self.path) as file:
             if self.corpus.format == ".txt":
-                for line in file:
-                    yield (line.rstrip("\n"),)
+                yield from ((line.rstrip("\r\n"),) for line in file)
             elif self.corpus.format == ".jsonl":
-                for line in file:
-                    yield self._json(line)
+                yield from map(self._json, file)
             else:
                 yield from self._table(file)
 
@@ -157,50 +159,63 @@ class Rows:
 
     def _pick(self, row: Mapping[str, Any]) -> tuple[str, ...] | str:
         values = [row.get(column) for column in self._columns]
-        if any(isinstance(value, list | dict) or value is None for value in values):
+        if any(isinstance(value, list | dict | bytes) or value is None for value in values):
             return "a column missing or not text"
         return tuple(value if isinstance(value, str) else str(value) for value in values)
 
-    def _table(self, file: TextIO) -> Iterator[tuple[str, ...] | str]:
-        csv.field_size_limit(2**31 - 1)  # a long document is a long field
-        lines: Iterable[list[str]] = (
-            csv.reader(file, strict=True)
-            if self.corpus.format == ".csv"
-            else (line.rstrip("\n").split("\t") for line in file)
-        )
-        rows = iter(lines)
+    def _table(self, file: TextIOWrapper) -> Iterator[tuple[str, ...] | str]:
+        rows = self._records(file)
         names = next(rows, []) if self.corpus.header else None
+        if isinstance(names, str):
+            raise DataError(f"{self.path} must begin with the names of its columns, got what is {names}")
         wanted = []
         for column in self._columns:
-            if names is not None and column not in names:
-                raise DataError(f"{self.path} must have a column {column!r}, got {names}")
+            if names is not None and names.count(column) != 1:
+                raise DataError(f"{self.path} must have one column {column!r}, got {names}")
             if names is None and not column.isdecimal():
                 raise DataError(f"columns of {self.path}, which has no header, must be numbers from 0, got {column!r}")
             wanted.append(names.index(column) if names is not None else int(column))
+        for row in rows:
+            whole = len(row) == len(names) if names is not None else len(row) > max(wanted)
+            if isinstance(row, str):
+                yield row
+            else:
+                yield tuple(row[index] for index in wanted) if whole else "another number of columns"
+
+    def _records(self, file: TextIOWrapper) -> Iterator[list[str] | str]:
+        """Give the cells of each row of a table, or what is wrong with it."""
+        if self.corpus.format == ".tsv":
+            yield from (line.rstrip("\r\n").split("\t") for line in file)
+            return
+        csv.field_size_limit(2**31 - 1)  # a long document is a long field
+        reader = csv.reader(file, strict=True)
         while True:
             try:
-                row = next(rows, None)
+                yield next(reader)
+            except StopIteration:
+                return
             except csv.Error as error:
                 yield f"not CSV ({error})"
-                continue
-            if row is None:
-                return
-            whole = len(row) == len(names) if names is not None else len(row) > max(wanted)
-            yield tuple(row[index] for index in wanted) if whole else "another number of columns"
 
     def _parquet(self) -> Iterator[tuple[str, ...] | str]:
         try:
-            from pyarrow import parquet  # noqa: PLC0415 - an extra that only this format needs
+            from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra that only this format needs
         except ModuleNotFoundError as error:
             raise DataError("Parquet needs pyarrow: pip install 'nearsense[parquet]'") from error
-        file = parquet.ParquetFile(self.path)
-        if missing := [column for column in self._columns if column not in file.schema_arrow.names]:
-            raise DataError(f"{self.path} must have a column {missing[0]!r}, got {file.schema_arrow.names}")
-        for batch in file.iter_batches(columns=list(self._columns)):
-            for row in batch.to_pylist():
-                yield self._pick(row)
+        try:
+            with _OPENERS.get(self.path.suffix, open)(self.path, "rb") as opened:
+                file = parquet.ParquetFile(opened)
+                names = file.schema_arrow.names
+                if missing := [column for column in self._columns if names.count(column) != 1]:
+                    raise DataError(f"{self.path} must have one column {missing[0]!r}, got {names}")
+                for batch in file.iter_batches(1024, columns=list(dict.fromkeys(self._columns))):
+                    yield from map(self._pick, batch.to_pylist())
+        except (ArrowException, UnicodeDecodeError) as error:
+            raise DataError(f"{self.path} is no whole Parquet file: {error}") from error
 
     def _wanted(self, texts: tuple[str, ...]) -> bool:
+        if self.corpus.format == ".txt" and not texts[0].strip():
+            return True  # it parts documents
         given = texts[len(self.corpus.columns) :]
         if self.corpus.part != "all" and is_heldout(texts[0]) != (self.corpus.part == "heldout"):
             return False
@@ -208,13 +223,16 @@ class Rows:
 
     def _check(self, number: int, row: tuple[str, ...] | str) -> tuple[str, ...] | None:
         if not isinstance(row, str):
-            if self.corpus.format != ".txt" and not any(text.strip() for text in row):
+            count = len(self.corpus.columns) - self._valued
+            if self.corpus.format != ".txt" and not any(text.strip() for text in row[:count]):
                 row = "no text"
+            elif self._valued and not row[count].strip():
+                row = "no label or score"
             elif any(_CONTROL.search(text) for text in row):
                 row = "control characters or invalid UTF-8"
             else:
                 return row
-        where = f"{self.path}, row {number}: {row}"
+        where = f"{self.path}, row {number} (the first is 0): {row}"
         if self._refuse:
             raise DataError(f'{where}; mend the row, or set bad_rows = "skip"')
         self._tally.bad[row] += 1
@@ -230,10 +248,14 @@ class Decontaminator:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._hashes = np.zeros(0, dtype="<u8") if path is None else np.fromfile(path, dtype="<u8")
-        if (self._hashes[1:] < self._hashes[:-1]).any():
-            raise DataError(f"the hashes in {path} must be sorted")
-        self._set = frozenset(self._hashes.tolist())
+        try:
+            content = b"" if path is None else path.read_bytes()
+        except OSError as error:
+            raise DataError(f"the hashes in {path} cannot be read: {error.strerror}; is --data right?") from error
+        hashes = np.frombuffer(content[: len(content) // 8 * 8], dtype="<u8")
+        if path is not None and (not content or len(content) % 8 or (hashes[1:] < hashes[:-1]).any()):
+            raise DataError(f"{path} must hold sorted hashes of 8 bytes each, got {len(content)} bytes")
+        self._set = frozenset(hashes.tolist())
 
     def hits(self, text: str) -> bool:
         """Tell whether the text, or one of its sentences, is an evaluation sentence."""
@@ -266,15 +288,13 @@ def sentences(text: str) -> list[str]:
     cut: list[str] = []
     start = 0
     for end in _SENTENCE_END.finditer(text):
-        if not _ABBREVIATION.search(text, start, end.start()):
+        if not _ABBREVIATION.search(text, max(start, end.start() - 5), end.start()):
             cut.append(text[start : end.end()].strip())
             start = end.end()
     cut.append(text[start:].strip())
     return [sentence for sentence in cut if sentence]
 
 
-def _open(path: Path) -> TextIO:
-    if path.suffix in _OPENERS:
-        opened: TextIO = _OPENERS[path.suffix](path, "rt", encoding="utf-8", errors="surrogateescape", newline="\n")
-        return opened
-    return path.open(encoding="utf-8", errors="surrogateescape", newline="\n")
+def open_text(path: Path) -> TextIOWrapper:
+    """Open a file of text, unpacking it if its name says so."""
+    return _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -29,6 +29,14 @@ class World:
             return module
         devices = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True)
+
+    def average(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give the means of numbers over all processes; each must call this, with the same names."""
+        if self.ranks == 1 or not values:
+            return values
+        stacked = torch.stack(list(values.values()))
+        distributed.all_reduce(stacked)
+        return dict(zip(values, stacked / self.ranks, strict=True))
 
     def wait(self) -> None:
         """Return when every process has come here."""

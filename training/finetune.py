@@ -20,6 +20,7 @@ from training.distributed import World
 from training.loop import Batch, move, train
 from training.prepare import prepare_items
 from training.pretrain import training_operations
+from training.resume import fingerprint
 from training.tasks import (
     ClassesTask,
     DenoiseTask,
@@ -72,7 +73,11 @@ def finetune(run: FinetuneRun, *, data: Path, model: Path, out: Path, world: Wor
     encoder, head = _load(model, spec, fresh=fresh)
     tasks = [_task(objective, run, spec, encoder, head, data, out, world) for objective in run.objectives]
     work = _Finetuning(run, spec, encoder, tasks, world)
-    described = run.model_dump(mode="json") | {"model": str(model.resolve()), "fresh": fresh}
+    described = run.model_dump(mode="json") | {
+        "model": str(model.resolve()),
+        "fresh": fresh,
+        "content of the corpora": [fingerprint(*task.content()) for task in tasks],
+    }
     train(work, run.loop, run.optimizer, out, world, run=described)
     if world.leads:
         save(model_dir, spec, encoder.cpu(), head.cpu() if work.keeps_head else None, precision="float16")
@@ -166,7 +171,7 @@ class _Finetuning:
             raise RunError("one objective must have every = 1, or some steps would have nothing to learn")
 
     def draw(self, step: int, part: int) -> Batch:
-        generator = np.random.default_rng((self._run.loop.seed, step, part, self._world.rank))
+        generator = np.random.default_rng((self._run.loop.seed, step, part * self._world.ranks + self._world.rank))
         pad_id = self._spec.config.pad_token_id
         inputs = {
             name: task.draw(generator, pad_id) for name, task in self._tasks.items() if step % task.objective.every == 0
@@ -179,8 +184,9 @@ class _Finetuning:
         for name, position in positions.items():
             self._tasks[name].sampler.position = Position(**position)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         """Measure each objective on items that it never draws, the same each time."""
+        del step
         figures: dict[str, float] = {}
         for name, task in self._tasks.items():
             if len(task.heldout):

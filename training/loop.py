@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from training.config import Loop, Optimizer, RunError
 from training.distributed import World
 from training.optimizer import Stepper
-from training.progress import Report, TrainingError, measure_matrix_rate
-from training.resume import load_state, save_state
+from training.progress import Report, TrainingError, choose_precision, measure_matrix_rate
+from training.resume import differences, load_state, save_state
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Batch:
     """Where the samplers stand after it; JSON."""
 
 
+@runtime_checkable
 class Work(Protocol):
     """What a kind of training brings to the loop."""
 
@@ -52,8 +53,11 @@ class Work(Protocol):
     def restore(self, positions: dict[str, Any]) -> None:
         """Let the samplers stand where they stood after some batch."""
 
-    def evaluate(self) -> dict[str, float]:
-        """Measure on what is not trained on. The module is in evaluation mode, with the weights that will be saved."""
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Measure, after so many steps, on what is not trained on.
+
+        The module is in evaluation mode, with the weights that will be saved.
+        """
 
 
 def train(work: Work, settings: Loop, optimizer: Optimizer, out: Path, world: World, *, run: dict[str, Any]) -> None:
@@ -75,34 +79,36 @@ def train(work: Work, settings: Loop, optimizer: Optimizer, out: Path, world: Wo
     """
     work.module.to(world.device).train()
     stepper = Stepper(work.module, optimizer, steps=settings.steps)
-    begin = _resume(work, stepper, out / "state", run)
-    precision = _precision(settings, world.device)
+    progress = _resume(work, stepper, out / "state", run)
+    begin = int(progress["step"])
+    precision = choose_precision(settings.precision, world.device)
     if settings.compile:
         work.module.compile()
     module = world.wrap(work.module)
     rate = measure_matrix_rate(world.device, precision) * world.ranks if world.leads else 0.0
     report = Report(out, steps=settings.steps, begin=begin, matrix_rate=rate) if world.leads else None
-    meter = _Meter(world, report)
+    meter = _Meter(world, report, progress.get("figures"))
     try:
         drawn = _prefetch(work, settings, begin, world)
         for step in range(begin, settings.steps):
             torch.manual_seed(hash((settings.seed, step, world.rank)) % 2**63)  # dropout, the same after a restart
             positions = _step(module, stepper, drawn, settings, step, precision, meter)
             done = step + 1
-            if done % settings.log_every == 0 or done == settings.steps:
+            intervals = (settings.log_every, settings.evaluate_every, settings.save_every)
+            tells, measures, saves = (done % every == 0 or done == settings.steps for every in intervals)
+            if tells or measures or saves:
+                meter.settle(done)
+            if tells:
                 meter.tell(done, stepper.rate(step))
-            if done % settings.evaluate_every == 0 or done == settings.steps:
+            if measures:
                 _evaluate(work, stepper, report, done)
-            if world.leads and (done % settings.save_every == 0 or done == settings.steps):
-                save_state(out / "state", stepper.state(), {"step": done, "positions": positions, "run": run})
+            if saves and world.leads:
+                progress = {"step": done, "positions": positions, "figures": meter.state(), "run": run}
+                save_state(out / "state", stepper.state(), progress)
     finally:
         if report is not None:
             report.close()
-    with stepper.averaged():
-        averaged = {name: parameter.detach().clone() for name, parameter in stepper.parameters.items()}
-    with torch.no_grad():
-        for name, parameter in stepper.parameters.items():
-            parameter.copy_(averaged[name])
+    stepper.take_average()
     work.module.eval()
 
 
@@ -135,14 +141,23 @@ def _step(
 
 
 class _Meter:
-    """Sums losses on the device, so that a step need not wait for them."""
+    """Sums losses on the device, so that a step need not wait for them.
 
-    def __init__(self, world: World, report: Report | None) -> None:
+    Args:
+        world: Whose losses are averaged.
+        report: Where they are told.
+        former: What `state` gave before a kill, so that the next mean is of all its steps.
+    """
+
+    def __init__(self, world: World, report: Report | None, former: dict[str, Any] | None) -> None:
         self.device = world.device
         self._world, self._report = world, report
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-        self._tokens, self._operations = 0, 0.0
+        former = former or {"sums": {}, "counts": {}, "tokens": 0, "operations": 0.0}
+        self._sums: dict[str, Tensor] = {
+            name: torch.tensor(total, device=world.device) for name, total in former["sums"].items()
+        }
+        self._counts: dict[str, int] = dict(former["counts"])
+        self._tokens, self._operations = former["tokens"], former["operations"]
 
     def add(self, losses: dict[str, Tensor], batch: Batch) -> None:
         for name, value in losses.items():
@@ -152,13 +167,19 @@ class _Meter:
         self._tokens += batch.tokens
         self._operations += batch.operations
 
+    def settle(self, step: int) -> None:
+        """Average over all ranks. What is not finite is refused here, before it is measured or saved."""
+        self._sums = self._world.average(self._sums)
+        means = self._means()
+        if not math.isfinite(means.get("loss", 0.0)):
+            raise _diverged(step, means)
+
+    def state(self) -> dict[str, Any]:
+        sums = {name: float(total) for name, total in self._sums.items()}
+        return {"sums": sums, "counts": self._counts, "tokens": self._tokens, "operations": self._operations}
+
     def tell(self, step: int, rate: float) -> None:
-        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
-        if not math.isfinite(means["loss"]):
-            raise TrainingError(
-                f"the loss is {means['loss']} before step {step}: {means}. Start again from the last state with a "
-                "lower optimizer.rate, more warmup_steps, or loop.precision = 'float32'"
-            )
+        means = self._means()
         ranks = self._world.ranks
         if self._report is not None:
             self._report.log(
@@ -166,31 +187,44 @@ class _Meter:
             )
         self._sums, self._counts, self._tokens, self._operations = {}, {}, 0, 0.0
 
+    def _means(self) -> dict[str, float]:
+        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+
 
 def _evaluate(work: Work, stepper: Stepper, report: Report | None, step: int) -> None:
     if report is None:
         return
     work.module.eval()
     with stepper.averaged(), torch.inference_mode():
-        report.evaluation(step, work.evaluate())
+        figures = work.evaluate(step)
+    if not all(map(math.isfinite, figures.values())):
+        raise _diverged(step, {f"heldout_{name}": value for name, value in figures.items()})
+    report.evaluation(step, figures)
     work.module.train()
 
 
-def _resume(work: Work, stepper: Stepper, directory: Path, run: dict[str, Any]) -> int:
+def _diverged(step: int, figures: dict[str, float]) -> TrainingError:
+    broken = next(name for name, value in figures.items() if not math.isfinite(value))
+    return TrainingError(
+        f"the {broken} is {figures[broken]} at step {step} or shortly before: {figures}. Start anew, with another "
+        "--out and a lower optimizer.rate, more optimizer.warmup_steps, or loop.precision = 'float32'"
+    )
+
+
+def _resume(work: Work, stepper: Stepper, directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     found = load_state(directory)
     if found is None:
-        return 0
+        return {"step": 0}
     tensors, progress = found
-    if progress["run"] != run:
-        changed = [key for key in {*run, *progress["run"]} if run.get(key) != progress["run"].get(key)]
+    former = progress["run"]  # of a former version it may lack keys, of which it then says nothing
+    if changed := list(differences(former, {key: run.get(key) for key in former})):
         raise RunError(
-            f"{directory} holds the state of another run (it differs in {', '.join(sorted(changed))}); "
-            "choose another --out, or remove it"
+            f"{directory} holds the state of another run: {'; '.join(changed)}. Choose another --out, or remove it"
         )
     stepper.restore(tensors)
     work.restore(progress["positions"])
     logger.info("going on from step %d", progress["step"])
-    return int(progress["step"])
+    return progress
 
 
 def _prefetch(work: Work, settings: Loop, begin: int, world: World) -> Iterator[Batch]:
@@ -228,11 +262,3 @@ def move(inputs: Any, device: torch.device) -> Any:
     if isinstance(inputs, Tensor) and device.type == "cuda":
         return inputs.pin_memory().to(device, non_blocking=True)
     return inputs
-
-
-def _precision(settings: Loop, device: torch.device) -> torch.dtype:
-    if settings.precision != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.precision]
-    # Without such instructions bfloat16 is emulated, slower than float32. Of a CPU torch has no public name for it.
-    has = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if has else torch.float32

@@ -77,6 +77,11 @@ class Stepper:
         finally:
             self._copy(last)
 
+    def take_average(self) -> None:
+        """Give the module the averaged weights, if any, for good."""
+        if self._average:
+            self._copy(self._average)
+
     def state(self) -> dict[str, Tensor]:
         """Give all that a restart needs, by flat names."""
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.parameters.items()}

@@ -4,13 +4,14 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from encoder.files import flush
 from encoder.model_dir import ModelSpec
 from training.config import Data, Objective
 from training.data import Corpus, DataError
@@ -49,7 +50,7 @@ def prepare_documents(
         every = round(1 / heldout)
 
         def training() -> Iterable[Item]:
-            for number, document in enumerate(source.documents()):
+            for number, document in enumerate(_some(source.documents(), source)):
                 if number % every == every - 1:
                     apart.append(document)
                 else:
@@ -57,7 +58,12 @@ def prepare_documents(
 
         write_store(path, training(), spec, cut=False)
         if not apart:
-            raise DataError(f"the corpora must hold at least {every} documents, so that one can be held out; add text")
+            got = ", ".join(
+                f"{tally.kept} in {corpus.path}" for corpus, tally in zip(corpora, source.tallies, strict=True)
+            )
+            raise DataError(
+                f"the corpora must hold at least {every} documents, so that one can be held out, got {got}; add text"
+            )
         write_store(path / _HELD_OUT, apart, spec, cut=False)
         report(source, data, what="pretraining")
 
@@ -77,16 +83,18 @@ def prepare_items(
 
     def fill(path: Path) -> None:
         source = Source(objective.corpora, root, data, sides=sides, valued=valued)
+        vectors: TeacherVectors | None = None
         with ExitStack() as stack:
             hooks: list[Callable[[Sequence[Item]], None]] = []
             if wants_vectors:
-                hooks.append(
-                    stack.enter_context(TeacherVectors(path / "vectors.npy", objective.corpora, root, teacher))
-                )
+                vectors = TeacherVectors(path / "vectors.npy", objective.corpora, root, teacher)
+                hooks.append(stack.enter_context(vectors))
             values: list[str] = []
             if valued:
                 hooks.append(lambda group: values.extend(item.value for item in group))
-            write_store(path, source, spec, sides=sides, hooks=hooks)
+            write_store(path, _some(source, source), spec, sides=sides, hooks=hooks)
+        if vectors is not None:
+            vectors.check_rows(source.tallies)
         if valued:
             np.save(path / "values.npy", np.array(values))
         report(source, data, what=objective.kind)  # type: ignore[attr-defined]
@@ -94,6 +102,16 @@ def prepare_items(
     extra = {"sides": sides, "valued": valued, "teacher": teacher and str(teacher_dir(teacher, root))}
     key = _key(objective.corpora, data, root, spec, **extra)
     return TokenStore(_prepared(out, key, fill, world))
+
+
+def _some(items: Iterable[Item], source: Source) -> Iterator[Item]:
+    """Give the items of a source, and refuse corpora of which nothing is left."""
+    yield from items
+    if not any(tally.kept for tally in source.tallies):
+        told = "; ".join(
+            f"{corpus.path}: {tally.describe()}" for corpus, tally in zip(source.corpora, source.tallies, strict=True)
+        )
+        raise DataError(f"the corpora must hold at least one text that the settings keep, got none ({told})")
 
 
 def _key(corpora: Sequence[Corpus], data: Data, root: Path, spec: ModelSpec, **extra: Any) -> str:
@@ -125,6 +143,8 @@ def _prepared(out: Path, key: str, fill: Callable[[Path], None], world: World) -
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         fill(partial)
+        for written in (*partial.rglob("*"), partial):
+            flush(written)
         partial.rename(final)
     world.wait()
     return final

@@ -21,6 +21,7 @@ from training.distributed import World
 from training.loop import Batch, move, train
 from training.objectives import documents_mask, encode, mask_tokens, masked_token_loss
 from training.prepare import prepare_documents
+from training.resume import fingerprint
 from training.store import TokenStore
 from training.tokenizer import SPECIAL_TOKENS, new_spec
 
@@ -54,7 +55,11 @@ def pretrain(run: PretrainRun, *, data: Path, tokenizer: Path, out: Path, world:
     stores = prepare_documents(run.corpora, run.data, data, out / "prepared", spec, heldout=run.heldout, world=world)
     torch.manual_seed(run.loop.seed)
     work = _Pretraining(run, spec, *stores, world)
-    train(work, run.loop, run.optimizer, out, world, run=run.model_dump(mode="json"))
+    described = run.model_dump(mode="json") | {
+        "content of the corpora": fingerprint(*(store.ids for store in stores)),
+        "tokenizer": fingerprint(np.frombuffer(spec.tokenizer_json.encode(), dtype=np.uint8)),
+    }
+    train(work, run.loop, run.optimizer, out, world, run=described)
     if world.leads:
         save(model_dir, spec, work.module.encoder.cpu(), work.module.head.cpu(), precision="float16")
     world.wait()
@@ -134,7 +139,6 @@ class _Pretraining:
             for phase in run.phases
         ]
         self._entropy = _unigram_entropy(store.ids, spec.config.vocab_size, self._masker.special_ids)
-        self._evaluations = 0
         logger.info("%d training tokens, unigram entropy %.3f nats", len(store.ids), self._entropy)
 
     def draw(self, step: int, part: int) -> Batch:
@@ -143,7 +147,7 @@ class _Pretraining:
         starts = windows.next()
         length = self._run.phases[phase].length
         ids = np.stack([self._store.ids[start : start + length] for start in starts]).astype(np.int64)
-        generator = np.random.default_rng((self._run.loop.seed, step, part, self._world.rank))
+        generator = np.random.default_rng((self._run.loop.seed, step, part * self._world.ranks + self._world.rank))
         hidden = self._masker.hide(ids, generator)
         operations = training_operations(self._spec.config, ids.size, len(hidden["positions"]))
         positions = {str(index): dict(vars(each.position)) for index, each in enumerate(self._windows)}
@@ -153,7 +157,7 @@ class _Pretraining:
         for key, position in positions.items():
             self._windows[int(key)].position = Position(**position)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         """Measure on the same held-out windows with the same hidden tokens each time."""
         length = self._run.phases[-1].length
         ids = self._heldout.ids[:_HELD_OUT_TOKENS].astype(np.int64)
@@ -166,12 +170,12 @@ class _Pretraining:
             losses.append(float(figures["loss"]))
             accuracies.append(float(figures["accuracy"]))
         loss = float(np.mean(losses))
-        self._check_stuck(loss)
-        return {"loss": loss, "perplexity": math.exp(loss), "accuracy": float(np.mean(accuracies))}
+        self._check_stuck(loss, step)
+        perplexity = math.exp(min(loss, 700.0))  # beyond that there is no such float
+        return {"loss": loss, "perplexity": perplexity, "accuracy": float(np.mean(accuracies))}
 
-    def _check_stuck(self, loss: float) -> None:
-        self._evaluations += 1
-        done = self._evaluations * self._run.loop.evaluate_every / self._run.loop.steps
+    def _check_stuck(self, loss: float, step: int) -> None:
+        done = step / self._run.loop.steps
         if done >= _STUCK_AFTER and loss > self._entropy - _STUCK_NATS:
             logger.warning(
                 "ALARM: the held-out loss %.3f is no better than guessing by frequency (%.3f nats) after %.0f %% of "

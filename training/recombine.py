@@ -8,6 +8,8 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 
+from training.data import DataError
+
 _VERB = re.compile(r"^(.{3,60}?) (is|are) (.{4,90})$")
 _ENDING = re.compile(r"^(.{8,}) ((?:in|on|at|near|with|through|by|under|over|down|outside|behind|for) .{4,40})$")
 _ARTICLE = re.compile(r"^(?:a|an|the) ")
@@ -25,12 +27,12 @@ def recombine(texts: Iterable[str], *, count: int, seed: int) -> Iterator[str]:
         seed: Decides which.
 
     Raises:
-        ValueError: No text has that form.
+        DataError: No text has that form.
     """
     given = {text.strip().rstrip(" .").lower() for text in texts}
     parsed = [match.groups() for match in map(_VERB.match, sorted(given)) if match]
     if not parsed:
-        raise ValueError("the texts must hold sentences with 'is' or 'are' to be recombined, got none")
+        raise DataError("the texts must hold sentences with 'is' or 'are' to be recombined, got none")
     subjects = {verb: sorted({subject for subject, other, _ in parsed if other == verb}) for verb in ("is", "are")}
     predicates = sorted({predicate for _, _, predicate in parsed})
     parted = [match.groups() for match in map(_ENDING.match, predicates) if match] or [("", "")]

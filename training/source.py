@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.config import Data
+from training.config import Data, RunError
 from training.data import Corpus, Decontaminator, Rows, Tally, sentences, text_hash
 
 
@@ -29,6 +29,10 @@ class Source:
         data: Settings.
         sides: Texts of an item. With 1 each column is an item by itself.
         valued: Whether a label or score follows the texts in the last column.
+
+    Raises:
+        RunError: A corpus has other columns than its items need.
+        DataError: The format of a corpus, or the list of evaluation sentences, cannot be read.
     """
 
     def __init__(
@@ -42,9 +46,12 @@ class Source:
         self._seen: set[int] = set()
         for corpus in corpora:
             wanted = sides + valued
+            Rows(corpus, root, bad_rows=data.bad_rows, tally=Tally())  # refuses now what it would after hours
             if len(corpus.columns) != wanted and (sides > 1 or valued):
                 what = f"{sides} text{'s' * (sides > 1)}{' and a label or score' * valued}"
-                raise ValueError(f"columns of {corpus.path} must be {what}, got {list(corpus.columns)}")
+                raise RunError(f"columns of {corpus.path} must be {what}, got {list(corpus.columns)}")
+            if sides > 1 and corpus.split != "whole":
+                raise RunError(f'split of {corpus.path} must be "whole", since its texts are pairs')
 
     def __iter__(self) -> Iterator[Item]:
         """Give the items, each once."""
@@ -58,12 +65,18 @@ class Source:
                         yield Item(item, value, number, row)
 
     def documents(self) -> Iterator[Item]:
-        """Give whole documents, less their evaluation sentences. In a .txt a blank line stands between two."""
+        """Give whole documents, less their evaluation sentences. In a .txt a blank line stands between two.
+
+        Raises:
+            RunError: A corpus is to be cut into sentences.
+        """
+        if cut := [corpus.path for corpus in self.corpora if corpus.split != "whole"]:
+            raise RunError(f'split of {cut[0]} must be "whole", since whole documents are read')
         for number, corpus in enumerate(self.corpora):
             self.tallies.append(tally := Tally())
             for row, paragraphs in self._paragraphs(corpus, tally):
                 cleaned = list(filter(None, map(self._decontaminator.clean, paragraphs)))
-                tally.contaminated += cleaned != list(paragraphs)
+                tally.contaminated += cleaned != list(filter(None, paragraphs))
                 document = ("\n".join(cleaned),)
                 if cleaned and self._keeps(corpus, document, tally):
                     tally.kept += 1
@@ -84,7 +97,7 @@ class Source:
             yield tally.read, document
 
     def _rows(self, corpus: Corpus, tally: Tally) -> Rows:
-        return Rows(corpus, self._root, bad_rows=self._data.bad_rows, tally=tally)
+        return Rows(corpus, self._root, bad_rows=self._data.bad_rows, tally=tally, valued=self._valued)
 
     def _cut(self, corpus: Corpus, texts: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
         if corpus.split == "sentences":

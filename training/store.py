@@ -13,6 +13,7 @@ import numpy as np
 from encoder.model_dir import ModelSpec
 from encoder.tokenizer import TextTokenizer
 from training.config import Data
+from training.data import DataError
 from training.source import Item, Source
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class TokenStore:
 
 
 class ArrayWriter:
-    """Appends rows to a .npy whose length is not known yet. Complete when the `with` block ends."""
+    """Appends rows to a .npy whose length is not known yet. It is there when the `with` block ends without an error."""
 
     def __init__(self, path: Path, dtype: np.dtype | str, *shape: int) -> None:
         self._path, self._dtype, self._shape = path, np.dtype(dtype), shape
@@ -65,14 +66,19 @@ class ArrayWriter:
 
     def append(self, rows: np.ndarray) -> None:
         """Add rows."""
+        if rows.shape[1:] != self._shape:
+            raise ValueError(f"rows must have the shape {self._shape}, got {rows.shape[1:]}. This is a bug.")
         self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).tobytes())
         self._rows += len(rows)
 
     def __enter__(self) -> "ArrayWriter":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
+        if kind is not None:
+            self._raw.unlink()
+            return
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._rows, *self._shape)}
         with self._path.open("wb") as file, self._raw.open("rb") as rows:
             np.lib.format.write_array_header_1_0(file, header)
@@ -100,8 +106,9 @@ def write_store(
         hooks: Called with each group of items, in order, before these are forgotten.
 
     Raises:
-        ValueError: There is no item.
+        DataError: There is no item.
     """
+    (path / "store.json").unlink(missing_ok=True)
     tokenizer = TextTokenizer(spec)
     dtype = np.dtype("<u2" if spec.config.vocab_size <= 2**16 else "<u4")
     end = truncated = 0
@@ -116,7 +123,7 @@ def write_store(
             for hook in hooks:
                 hook(group)
     if not end:
-        raise ValueError("the corpora must hold at least one text that the settings keep, got none")
+        raise DataError("the corpora must hold at least one text that the settings keep, got none")
     if truncated:
         logger.info("%d of %d texts are cut to %d tokens", truncated, len(np.load(path / "ends.npy")), spec.max_length)
     (path / "store.json").write_text(json.dumps({"sides": sides}))

@@ -60,6 +60,10 @@ class Task(nn.Module):
         """Items that the sampler does not draw, for measuring."""
         self._prefixes = run.prefixes
 
+    def content(self) -> list[np.ndarray]:
+        """Give all that is learned from, but for a teacher's vectors."""
+        return [self.store.ids, self.store.ends, *([self.store.column("values")] if self.valued else [])]
+
     def draw(self, generator: np.random.Generator, pad_id: int) -> Inputs:
         """Make the next batch's inputs."""
         items = self.sampler.next()

@@ -2,12 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from encoder.config import EncoderConfig
+from encoder.files import whole_directory
 from encoder.model_dir import ModelSpec
 from training.config import RunError, Shape
 from training.data import DataError
@@ -42,17 +43,35 @@ def train_tokenizer(read: Callable[[], Iterable[str]], out: Path, *, vocab_size:
             f"vocab_size must be above {len(SPECIAL_TOKENS) + 2 * len(characters)} (special tokens, and each of "
             f"{len(characters)} characters twice: at the beginning and inside of words), got {vocab_size}"
         )
+    tokenizer = _learn(read(), characters, vocab_size)
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": True,
+        "strip_accents": None,
+        "tokenize_chinese_chars": True,
+        **{f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")},
+    }
+    ids = tokenizer.get_vocab()
+    with whole_directory(out) as partial:
+        (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        (partial / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (partial / "vocab.txt").write_text(
+            "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)), encoding="utf-8"
+        )
+
+
+def _learn(texts: Iterable[str], characters: Sequence[str], vocab_size: int) -> Tokenizer:
     # tokenizers numbers the inner characters as a hash map yields them, another order each time, and ties between
     # merges are broken by number. Given in front, as special tokens, they have a fixed one.
     learner = _tokenizer(models.WordPiece(unk_token=_UNKNOWN))
     inner = [f"##{char}" for char in characters if len(learner.pre_tokenizer.pre_tokenize_str(f"a{char}")) == 1]
     learner.train_from_iterator(
-        read(),
+        texts,
         trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=2,
             special_tokens=[*SPECIAL_TOKENS, *inner],
-            initial_alphabet=characters,
+            initial_alphabet=list(characters),
             limit_alphabet=len(characters),
             show_progress=False,
         ),
@@ -67,24 +86,14 @@ def train_tokenizer(read: Callable[[], Iterable[str]], out: Path, *, vocab_size:
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
-    out.mkdir(parents=True)
-    (out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    settings = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": True,
-        "strip_accents": None,
-        "tokenize_chinese_chars": True,
-        **{f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")},
-    }
-    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (out / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
+    return tokenizer
 
 
 def new_spec(tokenizer_dir: Path, shape: Shape) -> ModelSpec:
     """Describe a new model around a tokenizer.
 
     Raises:
-        RunError: The directory holds no tokenizer.
+        RunError: The directory holds no tokenizer, or one that cannot be read.
     """
     try:
         tokenizer_json = (tokenizer_dir / "tokenizer.json").read_text(encoding="utf-8")
@@ -93,8 +102,14 @@ def new_spec(tokenizer_dir: Path, shape: Shape) -> ModelSpec:
         raise RunError(
             f"{tokenizer_dir} must hold a tokenizer ({error.strerror}); make one with nearsense-train tokenizer"
         ) from error
+    except ValueError as error:
+        raise RunError(f"{tokenizer_dir} must hold a tokenizer whose files are JSON in UTF-8: {error}") from error
+    try:
+        vocab_size = Tokenizer.from_str(tokenizer_json).get_vocab_size()
+    except Exception as error:  # tokenizers raises no narrower class
+        raise RunError(f"{tokenizer_dir / 'tokenizer.json'} is not one that tokenizers can read: {error}") from error
     config = EncoderConfig(
-        vocab_size=Tokenizer.from_str(tokenizer_json).get_vocab_size(),
+        vocab_size=vocab_size,
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads,

@@ -12,7 +12,12 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
 
 @pytest.mark.parametrize("examples", [15, pytest.param(300, marks=pytest.mark.slow)])
 def test_nothing_undocumented_and_no_crash(server: Server, tmp_path: Path, examples: int) -> None:
-    command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{server.url}/openapi.json"]
+    command = [
+        str(Path(sys.executable).parent / "schemathesis"),
+        "run",
+        f"{server.url}/openapi.json",
+        "--request-timeout=60",
+    ]
     options = [
         "--checks",
         CHECKS,
