@@ -4,7 +4,7 @@ The table below is the whole correspondence between transformers' names and ours
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from encoder.model_dir import POOLING_FLAGS, ModelSpec, read_config
 from encoder.weights import WEIGHTS_FILE, Weights, read_weights
 
 Precision = Literal["float32", "float16"]
+RECORD_FILE = "training.json"
 
 _EMBEDDINGS = {
     "embeddings.word": "embeddings.word_embeddings",
@@ -83,6 +84,7 @@ def save(
     head: LanguageModelHead | None = None,
     *,
     precision: Precision = "float32",
+    record: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a directory that nearsense, sentence-transformers and transformers read, whole or not at all.
 
@@ -92,6 +94,7 @@ def save(
         encoder: Whose weights to store.
         head: Stored beside the encoder if given, tied to its word vectors, as a `BertForMaskedLM`.
         precision: How the weights are stored; read back they are float32.
+        record: How the model was made, for training.json; nothing reads it but people.
 
     Raises:
         ModelDirectoryError: The destination exists, or a weight is not finite in that precision.
@@ -110,6 +113,9 @@ def save(
         (partial / "1_Pooling").mkdir()
         for name, content in _text_files(spec, with_head=head is not None).items():
             (partial / name).write_text(content, encoding="utf-8")
+        if record is not None:
+            text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+            (partial / RECORD_FILE).write_text(f"{text}\n", encoding="utf-8")
 
 
 def _encoder_names(config: EncoderConfig) -> dict[str, str]:

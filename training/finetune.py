@@ -20,6 +20,7 @@ from training.distributed import World
 from training.loop import Batch, move, train
 from training.prepare import prepare_items
 from training.pretrain import training_operations
+from training.progress import make_record
 from training.resume import fingerprint
 from training.tasks import (
     ClassesTask,
@@ -80,7 +81,9 @@ def finetune(run: FinetuneRun, *, data: Path, model: Path, out: Path, world: Wor
     }
     train(work, run.loop, run.optimizer, out, world, run=described)
     if world.leads:
-        save(model_dir, spec, encoder.cpu(), head.cpu() if work.keeps_head else None, precision="float16")
+        record = make_record("finetune", run.model_dump(mode="json"), out, began_with=None if fresh else model)
+        kept = head.cpu() if work.keeps_head else None
+        save(model_dir, spec, encoder.cpu(), kept, precision="float16", record=record)
     world.wait()
     return model_dir
 

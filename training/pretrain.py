@@ -21,6 +21,7 @@ from training.distributed import World
 from training.loop import Batch, move, train
 from training.objectives import documents_mask, encode, mask_tokens, masked_token_loss
 from training.prepare import prepare_documents
+from training.progress import make_record
 from training.resume import fingerprint
 from training.store import TokenStore
 from training.tokenizer import SPECIAL_TOKENS, new_spec
@@ -61,7 +62,9 @@ def pretrain(run: PretrainRun, *, data: Path, tokenizer: Path, out: Path, world:
     }
     train(work, run.loop, run.optimizer, out, world, run=described)
     if world.leads:
-        save(model_dir, spec, work.module.encoder.cpu(), work.module.head.cpu(), precision="float16")
+        encoder, head = work.module.encoder.cpu(), work.module.head.cpu()
+        record = make_record("pretrain", run.model_dump(mode="json"), out)
+        save(model_dir, spec, encoder, head, precision="float16", record=record)
     world.wait()
     return model_dir
 

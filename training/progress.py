@@ -3,8 +3,10 @@
 import json
 import logging
 import math
+import platform
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 from matplotlib.figure import Figure
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.utils.tensorboard import SummaryWriter
+
+from encoder.checkpoint import RECORD_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +102,30 @@ class Report:
             self._writer.add_scalar(name, value, step)
         with self._figures.open("a") as file:
             file.write(json.dumps({"step": step, **figures}) + "\n")
+
+
+def make_record(command: str, run: dict[str, Any], out: Path, *, began_with: Path | None = None) -> dict[str, Any]:
+    """Tell how a model was made, for its training.json.
+
+    Args:
+        command: What made it.
+        run: The whole run file.
+        out: Where the run's figures are.
+        began_with: The model directory it began from, whose own record becomes part of this one.
+    """
+    measured = [row for row in read_figures(out / FIGURES) if any(name.startswith("heldout_") for name in row)]
+    former = None if began_with is None else began_with / RECORD_FILE
+    return {
+        "command": command,
+        "run": run,
+        "figures": measured[-1] if measured else {},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "nearsense": version("nearsense"),
+        },
+        "began_with": json.loads(former.read_text(encoding="utf-8")) if former and former.is_file() else None,
+    }
 
 
 def read_figures(path: Path) -> list[dict[str, Any]]:

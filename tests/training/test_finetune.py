@@ -264,3 +264,15 @@ def test_a_run_that_asks_for_what_is_not_there_is_refused(
 def test_what_is_no_model_directory_is_refused(tmp_path: Path, tiny_data: Path) -> None:
     with pytest.raises(ModelDirectoryError):
         finetune_here(tmp_path / "absent", tiny_data, tmp_path / "out", *SHORT)
+
+
+def test_the_model_says_how_it_was_made(tiny_finetuned: Path, tiny_pretrained: Path) -> None:
+    record = json.loads((tiny_finetuned / "model" / "training.json").read_text())
+    assert record["command"] == "finetune"
+    assert record["run"] == read_run(RUNS / "tiny-sentences.toml", FinetuneRun).model_dump(mode="json")
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["began_with"] == json.loads((tiny_pretrained / "model" / "training.json").read_text())
+    assert record["began_with"]["command"] == "pretrain"
+    assert record["began_with"]["began_with"] is None
+    assert record["began_with"]["figures"]["heldout_loss"] > 0
+    assert str(tiny_pretrained) not in json.dumps(record)  # no path of the machine
