@@ -44,13 +44,16 @@ def tokenizer_command(
     data: _Data = Path(),
     vocab_size: Annotated[int, typer.Option(help="Entries of the vocabulary.")] = 16_000,
     share: Annotated[float, typer.Option(help="How much of the lines to read.")] = 1.0,
+    decontaminate: Annotated[
+        str | None, typer.Option(help="A file of hashes of evaluation sentences, relative to the data directory.")
+    ] = None,
 ) -> None:
     """Learn a lower-cased WordPiece vocabulary.
 
     nearsense-train tokenizer reviews.txt --out tokenizer
     """
     listed = _read_names(corpora, share=share)
-    settings = Data(deduplicate=False)
+    settings = Data(deduplicate=False, decontaminate=decontaminate)
 
     def read() -> Iterator[str]:
         source = Source(listed, data, settings)
@@ -171,6 +174,8 @@ def evaluate_command(
 
 def _read_names(named: list[str], *, share: float = 1.0) -> list[Corpus]:
     parts = [name.partition(":") for name in named]
+    if not 0 < share <= 1:
+        raise RunError(f"--share must be above 0 and at most 1, got {share}")
     return [
         Corpus(path=path, columns=tuple(filter(None, columns.split(","))), share=share) for path, _, columns in parts
     ]

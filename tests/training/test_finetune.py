@@ -173,7 +173,7 @@ def test_a_teacher_is_followed(tmp_path: Path, tiny_finetuned: Path, tiny_data: 
     data = tmp_path / "data"
     data.mkdir()
     (data / "reviews.tsv").write_text((tiny_data / "reviews.tsv").read_text())
-    teacher = SentenceEncoder.load(tiny_finetuned / "model", precision="bfloat16")
+    teacher = SentenceEncoder.load(tiny_finetuned / "model")
     np.save(data / "vectors.npy", teacher.encode([text for _, text in texts]))
     corpus = 'path="reviews.tsv", columns=["text"]'
     by_model = f'{{kind="distill", teacher="{tiny_finetuned}/model", corpora=[{{{corpus}}}]}}'
@@ -182,11 +182,14 @@ def test_a_teacher_is_followed(tmp_path: Path, tiny_finetuned: Path, tiny_data: 
     for place, objective in enumerate((by_model, by_file)):
         out = tmp_path / str(place)
         finetune_here(tiny_finetuned / "model", data, out, *loop, only(objective), fresh=True)
-    rows = curve(tmp_path / "0")
-    assert rows[-1]["distill_loss"] < rows[0]["distill_loss"]
-    assert rows[-1]["distill_cosine"] > max(rows[0]["distill_cosine"], 0.5)
-    for mine, theirs in zip(rows, curve(tmp_path / "1"), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-3)
+    for rows in (curve(tmp_path / "0"), curve(tmp_path / "1")):
+        assert rows[-1]["distill_loss"] < rows[0]["distill_loss"]
+        assert rows[-1]["distill_cosine"] > max(rows[0]["distill_cosine"], 0.5)
+    # compared here, not as losses: the signs of principal axes turn on the last bit
+    by_itself, from_file = (np.load(next((tmp_path / out / "prepared").glob("*/vectors.npy"))) for out in "01")
+    assert by_itself.shape == (240, 64)
+    np.testing.assert_allclose(by_itself, from_file, atol=0.02)  # where the processor has bfloat16, it is used
+    assert np.abs(by_itself - by_itself[::-1]).max() > 0.1
 
 
 def test_objectives_are_summed_by_weight_and_named_apart(

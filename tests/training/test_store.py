@@ -146,7 +146,9 @@ def test_a_killed_write_leaves_no_store(tmp_path: Path, tiny_spec: ModelSpec) ->
         root = Path({str(tmp_path)!r})
         write_store(root / "store", source(), read_spec(root / "model"))
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "killed\n"), done.stderr
     with pytest.raises(FileNotFoundError):
         TokenStore(tmp_path / "store")

@@ -69,7 +69,7 @@ def test_the_files_are_the_same_bytes_in_every_process(learned: Path, tmp_path: 
         "third": {"PYTHONHASHSEED": "2", "RAYON_NUM_THREADS": "1"},
     }.items():
         environment = os.environ | settings | {"NAME": name}
-        subprocess.run([sys.executable, "-c", dedent(code)], check=True, env=environment, timeout=60)
+        subprocess.run([sys.executable, "-c", dedent(code)], check=True, env=environment, timeout=300)
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == sorted(
             path.name for path in learned.iterdir()
         )
