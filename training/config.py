@@ -147,8 +147,6 @@ class Distill(Objective):
     similarity: float = Field(20.0, ge=0)
     """Weight of the mean squared difference between the two matrices of cosines."""
     temperature: PositiveFloat = 0.05
-    masked: float = Field(0.0, ge=0)
-    """Weight of masked-token prediction on the same texts, in a second pass."""
 
 
 class Pairs(Objective):

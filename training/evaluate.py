@@ -36,21 +36,19 @@ def evaluate(
     """
     if out is not None and out.exists():
         raise RunError(f"{out} must not exist yet; remove it or choose another --out")
-    reference: list[Figure] = []
+    columns: list[tuple[str, list[Figure]]] = []
     if against is not None:
-        reference = _read_figures(against) if against.is_file() else _measure(run, against, data)
-    figures = _measure(run, model, data)
+        columns.append(_read_figures(against) if against.is_file() else _measure(run, against, data))
+    name, figures = _measure(run, model, data)
+    columns.insert(0, (name, figures))
     if out is not None:
         listed = [asdict(figure) for figure in figures]
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(
-            json.dumps({"model": model.resolve().name, "figures": listed}, indent=1) + "\n", encoding="utf-8"
-        )
-    names = [path.resolve().name for path in (model, against) if path is not None]
-    return make_table(names, [figures, *([reference] if against is not None else [])])
+        out.write_text(json.dumps({"model": name, "figures": listed}, indent=1) + "\n", encoding="utf-8")
+    return make_table([name for name, _ in columns], [figures for _, figures in columns])
 
 
-def _measure(run: EvaluationRun, model: Path, data: Path) -> list[Figure]:
+def _measure(run: EvaluationRun, model: Path, data: Path) -> tuple[str, list[Figure]]:
     evaluator = Evaluator(model, data)
     figures: list[Figure] = []
     for task in run.tasks:
@@ -58,12 +56,13 @@ def _measure(run: EvaluationRun, model: Path, data: Path) -> list[Figure]:
         figures += found
         for figure in found[:1]:
             logger.info("%s: %s %.4f", figure.task, figure.metric, figure.value)
-    return figures
+    return model.absolute().name, figures
 
 
-def _read_figures(path: Path) -> list[Figure]:
+def _read_figures(path: Path) -> tuple[str, list[Figure]]:
     try:
-        return [Figure(**figure) for figure in json.loads(path.read_text(encoding="utf-8"))["figures"]]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return str(content["model"]), [Figure(**figure) for figure in content["figures"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} must be a file of figures that evaluate made: {error}") from error
 

@@ -94,7 +94,7 @@ class Task(nn.Module):
 
 
 class DistillTask(Task):
-    """Vectors and similarities of a teacher; perhaps masked tokens of the same texts beside it."""
+    """Vectors and similarities of a teacher."""
 
     objective: Distill
 
