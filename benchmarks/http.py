@@ -1,6 +1,6 @@
 """What HTTP costs: the service's tokens per second beside those of the encoder alone, and the latency when idle.
 
-    python -m benchmarks.http STS.tsv [--threads 2] [--rounds 7]
+    python -m benchmarks.http STS.tsv [--model DIR] [--threads 2] [--rounds 7]
 
 STS.tsv is the STS-Benchmark test split, as in benchmarks.engine; every third sentence is used, so that there are many
 rounds in half a minute. Four client threads, in a process apart from the service, keep a connection each and post the
@@ -39,10 +39,10 @@ SINGLES = 300
 SHORT = "Pizza is great."
 
 
-def encode_when_asked(asked: Connection, texts: list[str], threads: int) -> None:
+def encode_when_asked(asked: Connection, texts: list[str], model: Path, threads: int) -> None:
     """Tell the tokens and vectors of the texts; then, for each size of a call, the seconds that all of them take."""
     torch.set_num_threads(threads)
-    encoder = SentenceEncoder.load(default_model_dir())
+    encoder = SentenceEncoder.load(model)
     tokens = sum(len(text.input_ids) for text in encoder.tokenizer.encode(texts))
     asked.send((tokens, encoder.encode(texts)))
     while size := asked.recv():
@@ -132,6 +132,7 @@ def main() -> None:
     """Print a row per side, and the latency."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sts", type=Path)
+    parser.add_argument("--model", type=Path, default=default_model_dir())
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
@@ -139,12 +140,14 @@ def main() -> None:
 
     processes = multiprocessing.get_context("spawn")
     asked, theirs = processes.Pipe()
-    alone = processes.Process(target=encode_when_asked, args=(theirs, texts, options.threads), daemon=True)
+    alone = processes.Process(
+        target=encode_when_asked, args=(theirs, texts, options.model, options.threads), daemon=True
+    )
     alone.start()
     tokens, expected = asked.recv()
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(Path(folder) / "data", "--threads", str(options.threads)) as client,
+        serving(Path(folder) / "data", "--threads", str(options.threads), "--model", str(options.model)) as client,
     ):
         port = client.base_url.port or 80
         clients = Clients(port, texts)

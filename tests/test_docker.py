@@ -324,7 +324,7 @@ def test_the_image_serves_is_healthy_and_stops(image: Image) -> None:
         url = f"http://127.0.0.1:{port}"
         assert httpx.post(f"{url}/embed", json={"inputs": "pizza"}).status_code == 401
         with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client:
-            assert len(client.post("/embed", json={"inputs": "pizza"}).json()[0]) == 384
+            assert len(client.post("/embed", json={"inputs": "pizza"}).json()[0]) == 256
             documents = [{"id": "one", "text": "Pizza is great."}]
             assert client.post("/collections/c/documents", json=documents).status_code == 201
             examples = [{"text": "good", "label": "yes"}, {"text": "bad", "label": "no"}]

@@ -12,6 +12,8 @@ import pytest
 import torch
 from serving import Server
 
+from encoder import SentenceEncoder
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -47,26 +49,32 @@ def oldest(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"encoder", "service", f"nearsense-{PROJECT['version']}.dist-info"}
+    assert tops == {"encoder", "service", "training", f"nearsense-{PROJECT['version']}.dist-info"}
     assert "encoder/py.typed" in names
+    assert "encoder/pretrained/nearsense-en-small/model.safetensors" in names
+    assert "training/runs/small.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 def test_the_lower_bound_of_torch_is_what_is_tested() -> None:
-    (bound,) = PROJECT["optional-dependencies"]["train"]
+    (bound,) = (each for each in PROJECT["optional-dependencies"]["train"] if each.startswith("torch"))
     assert torch.__version__.startswith(bound.removeprefix("torch>="))
 
 
-def test_runs_with_the_oldest_releases_from_an_empty_directory(oldest: Path, minilm_dir: Path, tmp_path: Path) -> None:
-    printed = run(oldest, "-m", "encoder", "--model", minilm_dir, "Pizza is great.", "Pizza is awesome.", cwd=tmp_path)
-    assert printed.startswith("0.93")
+def test_runs_with_the_oldest_releases_from_an_empty_directory(
+    oldest: Path, shipped: SentenceEncoder, tmp_path: Path
+) -> None:
+    texts = ["Pizza is great.", "Pizza is awesome."]
+    first, second = shipped.encode(texts)
+    printed = run(oldest, "-m", "encoder", *texts, cwd=tmp_path)
+    assert float(printed.split()[0]) == pytest.approx(float(first @ second), abs=0.006)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_serves_with_the_oldest_releases(oldest: Path, minilm_dir: Path, tmp_path: Path) -> None:
-    server = Server(tmp_path / "data", python=str(oldest), model=str(minilm_dir))
+def test_serves_with_the_oldest_releases(oldest: Path, tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", python=str(oldest))
     try:
-        assert len(server.client.post("/embed", json={"inputs": "pizza"}).json()[0]) == 384
+        assert len(server.client.post("/embed", json={"inputs": "pizza"}).json()[0]) == 256
         documents = [{"id": "one", "text": "Pizza is great."}]
         assert server.client.post("/collections/c/documents", json=documents).status_code == 201
         assert (
@@ -78,12 +86,3 @@ def test_serves_with_the_oldest_releases(oldest: Path, minilm_dir: Path, tmp_pat
         assert server.client.get("/docs/assets/swagger-ui.css").status_code == 200
     finally:
         server.close()
-
-
-def test_says_what_is_missing_where_no_model_is_installed(oldest: Path, tmp_path: Path) -> None:
-    command = [str(oldest), "-m", "encoder", "one", "two"]
-    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert finished.returncode == 2
-    assert finished.stderr == (
-        "error: no model is installed: name a model directory, or pip install 'nearsense[minilm]'\n"
-    )

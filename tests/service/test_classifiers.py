@@ -16,22 +16,22 @@ POSITIVE, NEGATIVE = "It is wonderful, I love it.", "It is terrible, I hate it."
 
 
 @pytest.fixture
-def head(minilm: SentenceEncoder) -> ClassifierHead:
+def head(shipped: SentenceEncoder) -> ClassifierHead:
     """What tells one of two sentences from the other, sure of itself."""
-    weights = 20 * minilm.encode([NEGATIVE, POSITIVE])
+    weights = 20 * shipped.encode([NEGATIVE, POSITIVE])
     return ClassifierHead(
         labels=("negative", "positive"),
         weights=weights,
         biases=np.zeros(2, dtype=np.float32),
-        fingerprint=minilm.fingerprint,
+        fingerprint=shipped.fingerprint,
         temperature=4.0,
         details={"examples": 2},
     )
 
 
 @pytest.fixture
-def model_dir(minilm_dir: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(minilm_dir, tmp_path / "model")
+def model_dir(shipped_dir: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(shipped_dir, tmp_path / "model", ignore=shutil.ignore_patterns("heads"))
 
 
 def teach(server: Server, name: str) -> dict:
@@ -43,7 +43,7 @@ def teach(server: Server, name: str) -> dict:
 
 
 def test_a_head_of_the_model_decides_until_another_is_taught(
-    start_server: Callable[..., Server], head: ClassifierHead, model_dir: Path, minilm: SentenceEncoder
+    start_server: Callable[..., Server], head: ClassifierHead, model_dir: Path, shipped: SentenceEncoder
 ) -> None:
     write_head(model_dir / "heads" / "sentiment", head)
     server = start_server(model=str(model_dir))
@@ -51,7 +51,7 @@ def test_a_head_of_the_model_decides_until_another_is_taught(
     assert described == {
         "name": "sentiment",
         "labels": ["negative", "positive"],
-        "fingerprint": minilm.fingerprint,
+        "fingerprint": shipped.fingerprint,
         "shipped": True,
         "temperature": 4.0,
         "details": {"examples": 2},
@@ -61,7 +61,7 @@ def test_a_head_of_the_model_decides_until_another_is_taught(
         return server.client.post("/classify", json={"inputs": [POSITIVE]}).json()[0]
 
     assert classify()["label"] == "positive"
-    expected = head.probabilities(minilm.encode([POSITIVE]))[0]
+    expected = head.probabilities(shipped.encode([POSITIVE]))[0]
     assert list(classify()["scores"].values()) == pytest.approx(expected, abs=1e-4)
 
     refused = server.client.delete("/classifiers/sentiment")
@@ -113,7 +113,8 @@ def test_files_that_are_no_classifiers_are_left_alone(start_server: Callable[...
         (server.data / stray).write_text("")
     server.kill()
     server.start()
-    assert [each["name"] for each in server.client.get("/classifiers").json()["classifiers"]] == ["topic"]
+    listed = server.client.get("/classifiers").json()["classifiers"]
+    assert [each["name"] for each in listed if not each["shipped"]] == ["topic"]
 
 
 def test_a_classifier_that_cannot_be_stored_is_told_and_the_former_serves(start_server: Callable[..., Server]) -> None:
@@ -128,3 +129,18 @@ def test_a_classifier_that_cannot_be_stored_is_told_and_the_former_serves(start_
     assert "could not be stored" in answer.json()["error"]
     body = {"inputs": [POSITIVE], "classifier": "topic"}
     assert server.client.post("/classify", json=body).json()[0]["label"] == "negative"
+
+
+def test_the_model_that_ships_knows_good_reviews_from_bad(server: Server) -> None:
+    texts = {
+        "I love it, it works perfectly and arrived a day early.": "positive",
+        "One of the best films I have seen in years.": "positive",
+        "It broke after two days and nobody answers my mails.": "negative",
+        "A waste of two hours, dull from beginning to end.": "negative",
+    }
+    described = server.client.get("/classifiers/sentiment").json()
+    assert described["shipped"]
+    assert described["labels"] == ["negative", "positive"]
+    assert described["details"]["figures"]["sst2_dev"]["accuracy"] >= 0.75
+    answers = server.client.post("/classify", json={"inputs": list(texts)}).json()
+    assert [answer["label"] for answer in answers] == list(texts.values())

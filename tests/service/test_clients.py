@@ -10,7 +10,7 @@ from serving import Server
 from encoder import SentenceEncoder
 
 TEXTS = ["Pizza is great.", "Pizza is awesome.", "The bank lent money.", "Ünïcode 😀", "pizza " * 300]
-MODEL = "all-MiniLM-L6-v2"
+MODEL = "nearsense-en-small"
 
 
 @pytest.fixture
@@ -19,15 +19,15 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def test_openai_gets_the_same_bits_by_default_and_as_floats(
-    client: openai.OpenAI, server: Server, minilm: SentenceEncoder
+    client: openai.OpenAI, server: Server, shipped: SentenceEncoder
 ) -> None:
     default = client.embeddings.create(model=MODEL, input=TEXTS)  # its own choice is base64
     floats = client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="float")
     first = np.array([each.embedding for each in default.data], dtype=np.float32)
     assert np.array_equal(first, np.array([each.embedding for each in floats.data], dtype=np.float32))
-    assert np.abs(first - minilm.encode(TEXTS)).max() <= 1e-5
+    assert np.abs(first - shipped.encode(TEXTS)).max() <= 1e-5
     assert [each.index for each in default.data] == [0, 1, 2, 3, 4]
-    used = sum(len(text.input_ids) for text in minilm.tokenizer.encode(TEXTS))
+    used = sum(len(text.input_ids) for text in shipped.tokenizer.encode(TEXTS))
     assert default.usage.prompt_tokens == default.usage.total_tokens == used
 
     body = {"model": MODEL, "input": TEXTS, "encoding_format": "base64"}
@@ -36,37 +36,37 @@ def test_openai_gets_the_same_bits_by_default_and_as_floats(
     assert np.array_equal(first, decoded)
 
 
-def test_openai_sends_2048_texts_in_one_call(client: openai.OpenAI, minilm: SentenceEncoder) -> None:
+def test_openai_sends_2048_texts_in_one_call(client: openai.OpenAI, shipped: SentenceEncoder) -> None:
     texts = [f"number {index}" for index in range(2048)]
     answer = client.embeddings.create(model=MODEL, input=texts)
     vectors = np.array([each.embedding for each in answer.data], dtype=np.float32)
     rows = [0, 1, 1023, 2047]
-    assert vectors.shape == (2048, 384)
-    assert np.abs(vectors[rows] - minilm.encode([texts[row] for row in rows])).max() <= 1e-5
+    assert vectors.shape == (2048, 256)
+    assert np.abs(vectors[rows] - shipped.encode([texts[row] for row in rows])).max() <= 1e-5
 
 
-def test_openai_asks_for_fewer_dimensions(client: openai.OpenAI, minilm: SentenceEncoder) -> None:
-    for dimensions in (1, 64, 384):
+def test_openai_asks_for_fewer_dimensions(client: openai.OpenAI, shipped: SentenceEncoder) -> None:
+    for dimensions in (1, 64, 256):
         (answer,) = client.embeddings.create(model=MODEL, input="pizza", dimensions=dimensions).data
-        assert np.abs(np.array(answer.embedding) - minilm.encode("pizza", dimensions=dimensions)).max() <= 1e-5
+        assert np.abs(np.array(answer.embedding) - shipped.encode("pizza", dimensions=dimensions)).max() <= 1e-5
 
 
 @pytest.mark.parametrize("texts", [["pizza"], ["pizza", "The bank lends money."]])
-@pytest.mark.parametrize("dimensions", [1, 64, 384])
+@pytest.mark.parametrize("dimensions", [1, 64, 256])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_fewer_dimensions_of_any_number_of_texts(
-    server: Server, minilm: SentenceEncoder, texts: list[str], dimensions: int, normalize: bool
+    server: Server, shipped: SentenceEncoder, texts: list[str], dimensions: int, normalize: bool
 ) -> None:
     body = {"inputs": texts, "dimensions": dimensions, "normalize": normalize}
     answer = server.client.post("/embed", json=body)
     assert answer.status_code == 200, answer.text
-    expected = minilm.encode(texts, dimensions=dimensions, normalize=normalize)
+    expected = shipped.encode(texts, dimensions=dimensions, normalize=normalize)
     np.testing.assert_allclose(answer.json(), expected, atol=1e-5)
     body = {"model": MODEL, "input": texts, "dimensions": dimensions, "encoding_format": "float"}
     answer = server.client.post("/v1/embeddings", json=body)
     assert answer.status_code == 200, answer.text
     floats = [each["embedding"] for each in answer.json()["data"]]
-    np.testing.assert_allclose(floats, minilm.encode(texts, dimensions=dimensions), atol=1e-5)
+    np.testing.assert_allclose(floats, shipped.encode(texts, dimensions=dimensions), atol=1e-5)
 
 
 def test_openai_understands_our_errors(client: openai.OpenAI) -> None:
@@ -79,20 +79,20 @@ def test_openai_understands_our_errors(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
-def test_floats_survive_the_way_as_text(server: Server, minilm: SentenceEncoder) -> None:
+def test_floats_survive_the_way_as_text(server: Server, shipped: SentenceEncoder) -> None:
     """Each number is written so that it is read back as the same float32."""
     body = {"inputs": TEXTS, "normalize": False}
     vectors = np.array(server.client.post("/embed", json=body).json(), dtype=np.float32)
     again = np.array(server.client.post("/embed", json=body).json(), dtype=np.float32)
     assert np.array_equal(vectors, again)
-    assert np.abs(vectors - minilm.encode(TEXTS, normalize=False)).max() <= 1e-5
+    assert np.abs(vectors - shipped.encode(TEXTS, normalize=False)).max() <= 1e-5
 
 
-def test_token_vectors_come_with_their_words(server: Server, minilm: SentenceEncoder) -> None:
+def test_token_vectors_come_with_their_words(server: Server, shipped: SentenceEncoder) -> None:
     texts = ["the bank of the river", "the bank lent money"]
     plain = server.client.post("/embed_all", json={"inputs": texts}).json()
     told = server.client.post("/embed_all?offsets=true", json={"inputs": texts}).json()
-    for text, vectors, tokens, expected in zip(texts, plain, told, minilm.encode_tokens(texts), strict=True):
+    for text, vectors, tokens, expected in zip(texts, plain, told, shipped.encode_tokens(texts), strict=True):
         assert [token["embedding"] for token in tokens] == vectors
         assert np.abs(np.array(vectors) - expected.vectors).max() <= 1e-4  # not normalised: lengths of about 5
         assert [text[token["start"] : token["stop"]] for token in tokens[1:-1]] == text.split()
@@ -101,24 +101,30 @@ def test_token_vectors_come_with_their_words(server: Server, minilm: SentenceEnc
         assert np.abs(mean / np.linalg.norm(mean) - embedded).max() <= 1e-5
 
 
-def test_text_to_tokens_and_back(server: Server) -> None:
+def test_text_to_tokens_and_back(server: Server, shipped: SentenceEncoder) -> None:
     text = "Embeddings, please! " + "pizza " * 300
     (tokens,) = server.client.post("/tokenize", json={"inputs": text}).json()
     assert len(tokens) > 300  # not cut
-    assert [(token["id"], token["special"]) for token in (tokens[0], tokens[-1])] == [(101, True), (102, True)]
-    assert tokens[1] == {"id": 7861, "text": "em", "special": False, "start": 0, "stop": 2}
+    (expected,) = shipped.tokenizer.encode([text], spans=True, cut=False)
+    assert [token["id"] for token in tokens] == expected.input_ids
+    assert [token["text"] for token in (tokens[0], tokens[-1])] == ["[CLS]", "[SEP]"]
+    assert [token["special"] for token in tokens] == [True, *[False] * (len(tokens) - 2), True]
+    assert tokens[1]["start"] == 0
+    assert text[tokens[1]["start"] : tokens[1]["stop"]].lower() == tokens[1]["text"]
     (bare,) = server.client.post("/tokenize", json={"inputs": text, "add_special_tokens": False}).json()
     assert bare == tokens[1:-1]
     ids = [token["id"] for token in tokens]
     assert server.client.post("/decode", json={"ids": ids}).json() == [text.lower().strip()]
-    assert server.client.post("/decode", json={"ids": [ids, ids[:5]]}).json()[1] == "embeddings"
-    kept = server.client.post("/decode", json={"ids": [101, 10733, 102], "skip_special_tokens": False}).json()
+    comma = next(place for place, token in enumerate(tokens) if token["text"] == ",")
+    assert server.client.post("/decode", json={"ids": [ids, ids[:comma]]}).json()[1] == "embeddings"
+    pizza = shipped.tokenizer.encode(["pizza"])[0].input_ids
+    kept = server.client.post("/decode", json={"ids": pizza, "skip_special_tokens": False}).json()
     assert kept == ["[CLS] pizza [SEP]"]
 
 
-def test_similarity(server: Server, minilm: SentenceEncoder) -> None:
+def test_similarity(server: Server, shipped: SentenceEncoder) -> None:
     inputs = {"source_sentence": "Pizza is great.", "sentences": ["Pizza is awesome.", "The bank lent money."]}
-    source, *others = minilm.encode([inputs["source_sentence"], *inputs["sentences"]])
+    source, *others = shipped.encode([inputs["source_sentence"], *inputs["sentences"]])
     assert server.client.post("/similarity", json={"inputs": inputs}).json() == pytest.approx(
         [float(source @ other) for other in others], abs=1e-5
     )

@@ -23,8 +23,8 @@ SENTENCES = [" ".join(words) + "." for words in itertools.product(SUBJECTS, VERB
 
 
 @pytest.fixture(scope="module")
-def vectors(minilm: SentenceEncoder) -> dict[str, np.ndarray]:
-    return dict(zip(SENTENCES, minilm.encode(SENTENCES), strict=True))
+def vectors(shipped: SentenceEncoder) -> dict[str, np.ndarray]:
+    return dict(zip(SENTENCES, shipped.encode(SENTENCES), strict=True))
 
 
 def percentile(values: list[float], share: float) -> float:

