@@ -8,7 +8,8 @@ CORPUS and QUERIES hold one JSON object a line with _id and text; QRELS (query_i
 SST-2 are what the two bounds are for: nDCG@10 of at least 0.35 (a relevance above 0 counts as 1), and an accuracy of at
 least 0.75 after 2,000 examples. Below its bound, or where a restart changes an answer, a command fails.
 
-Each command starts a service of its own on a temporary data directory.
+Each command starts a service of its own on a temporary data directory, with the model that NEARSENSE_MODEL names. The
+bounds are for all-MiniLM-L6-v2.
 """
 
 import argparse
