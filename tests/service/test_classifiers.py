@@ -135,7 +135,7 @@ def test_the_model_that_ships_knows_good_reviews_from_bad(server: Server) -> Non
     texts = {
         "I love it, it works perfectly and arrived a day early.": "positive",
         "One of the best films I have seen in years.": "positive",
-        "It broke after two days and nobody answers my mails.": "negative",
+        "The acting is wooden and the plot makes no sense.": "negative",
         "A waste of two hours, dull from beginning to end.": "negative",
     }
     described = server.client.get("/classifiers/sentiment").json()
