@@ -15,7 +15,6 @@ bounds are for all-MiniLM-L6-v2.
 import argparse
 import gzip
 import json
-import math
 import os
 import random
 import socket
@@ -31,6 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+
+from training.metrics import ndcg
 
 LEAST_NDCG = 0.35
 LEAST_ACCURACY = 0.75
@@ -118,12 +120,6 @@ def search(client: httpx.Client, queries: dict[str, str]) -> tuple[dict[str, Any
     return found, seconds
 
 
-def ndcg_at_10(found: list[str], relevant: set[str]) -> float:
-    """Give the normalised discounted gain of a ranking, where a document has a gain of 1 or none."""
-    gain = sum(1 / math.log2(rank + 2) for rank, each in enumerate(found[:10]) if each in relevant)
-    return gain / sum(1 / math.log2(rank + 2) for rank in range(min(10, len(relevant))))
-
-
 def retrieval(corpus: Path, queries_file: Path, qrels: Path, data: Path) -> None:
     """Print how well the documents that a query is about are found."""
     texts, queries = _read_texts(corpus), _read_texts(queries_file)
@@ -142,7 +138,11 @@ def retrieval(corpus: Path, queries_file: Path, qrels: Path, data: Path) -> None
     print(f"documents: {len(texts)}, {len(texts) - len(given)} of them empty and left out, {cut} cut, {count} stored")
     print(f"added in {taken:.1f} s, {count / taken:.0f} documents/s")
     print(f"queries: {len(queries)}, {1000 * statistics.median(seconds):.1f} ms each (median)")
-    gains = [ndcg_at_10([each["id"] for each in found[query]], relevant[query]) for query in queries if relevant[query]]
+    gains = [
+        ndcg(np.array([float(each["id"] in relevant[query]) for each in found[query]]), len(relevant[query]))
+        for query in queries
+        if relevant[query]
+    ]
     score = statistics.fmean(gains)
     print(f"nDCG@10: {score:.4f} over {len(gains)} queries (bound: {LEAST_NDCG})")
 

@@ -15,7 +15,7 @@ from service.schemas import (
     EmbedAllRequest,
     EmbedRequest,
     OpenAIEmbeddingsRequest,
-    SimilarityParameters,
+    ReadingOptions,
     SimilarityRequest,
     TokenizeRequest,
 )
@@ -122,7 +122,7 @@ async def decode(body: DecodeRequest, service: Current) -> Json:
 @router.post("/similarity", summary="How alike one text is to each of others", response_model=list[float])
 async def similarity(body: SimilarityRequest, request: Request, service: Current) -> Json:
     """Cosines, from -1 to 1."""
-    parameters = body.parameters or SimilarityParameters()
+    parameters = body.parameters or ReadingOptions()
     embedded = await service.embed(
         request,
         [body.inputs.source_sentence, *body.inputs.sentences],

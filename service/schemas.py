@@ -81,13 +81,18 @@ class Request(BaseModel):
         return given
 
 
-class EmbedAllRequest(Request):
-    """POST /embed_all."""
+class ReadingOptions(Request):
+    """How texts are read; of POST /similarity the parameters."""
 
-    inputs: Texts
     truncate: bool | None = True
     truncation_direction: Literal["right", "Right"] = "right"
     prompt_name: str | None = None
+
+
+class EmbedAllRequest(ReadingOptions):
+    """POST /embed_all."""
+
+    inputs: Texts
 
 
 class EmbedRequest(EmbedAllRequest):
@@ -121,19 +126,11 @@ class SimilarityInputs(Request):
     sentences: Texts
 
 
-class SimilarityParameters(Request):
-    """How the texts of POST /similarity are read."""
-
-    truncate: bool | None = True
-    truncation_direction: Literal["right", "Right"] = "right"
-    prompt_name: str | None = None
-
-
 class SimilarityRequest(Request):
     """POST /similarity."""
 
     inputs: SimilarityInputs
-    parameters: SimilarityParameters | None = None
+    parameters: ReadingOptions | None = None
 
 
 class OpenAIEmbeddingsRequest(Request):

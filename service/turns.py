@@ -107,8 +107,7 @@ class Turns(Generic[Request]):
     def take_short(self, budget: int) -> Batch[Request]:
         """Make a batch of short requests alone; empty only if none waits."""
         batch = Batch[Request](budget)
-        while self._short and self._take_first_short(batch):
-            pass
+        self._fill_with_short(batch)
         self.tokens -= batch.tokens
         return batch
 
@@ -120,14 +119,17 @@ class Turns(Generic[Request]):
         if long_first:
             self._give_turn(batch, _quarter(budget))
         tokens = batch.tokens
-        while self._short and self._take_first_short(batch):
-            pass
+        self._fill_with_short(batch)
         hurried = batch.tokens > tokens
         # Whoever sent a short request waits for all of its batch: beside them bulk gets a quarter, not what is left.
         while self._long and self._give_turn(batch, _quarter(budget) if hurried else budget) and not hurried:
             pass
         self.tokens -= batch.tokens
         return batch
+
+    def _fill_with_short(self, batch: Batch[Request]) -> None:
+        while self._short and self._take_first_short(batch):
+            pass
 
     def _take_first_short(self, batch: Batch[Request]) -> bool:
         """Take all of the first short request; False if not all of it fits."""

@@ -144,24 +144,25 @@ class Evaluator:
             return _label_figures(task, *self._regression(task, task.labels))
         if head.fingerprint != self._encoder.fingerprint:
             raise RunError(f"the head {task.head} in {self.model} was made for another model, {head.fingerprint}")
-        items = self._items(task.corpora, valued=True)
-        names = [task.labels.get(item.value, item.value) for item in items]
-        if unknown := set(names) - set(head.labels):
+        vectors, labels = self._labelled(self._items(task.corpora, valued=True), task.labels)
+        if unknown := set(labels) - set(head.labels):
             raise RunError(f"the head {task.head} has the labels {list(head.labels)}, and not {sorted(unknown)[0]!r}")
-        numbers = np.array([head.labels.index(name) for name in names])
-        return _label_figures(task, head.probabilities(self._encoder.encode([i.texts[0] for i in items])), numbers)
+        numbers = np.array([head.labels.index(label) for label in labels])
+        return _label_figures(task, head.probabilities(vectors), numbers)
 
     def _regression(self, task: Classification | Head, names: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
         training = self._items(task.train, valued=True)
         chosen = np.random.default_rng(0).permutation(len(training))[: task.most_rows]
-        training = [training[row] for row in chosen]
         model = LogisticRegression(C=10.0, max_iter=1000)
-        vectors = self._encoder.encode([item.texts[0] for item in training])
-        model.fit(vectors, [names.get(item.value, item.value) for item in training])
-        items = self._items(task.corpora, valued=True)
+        model.fit(*self._labelled([training[row] for row in chosen], names))
+        vectors, labels = self._labelled(self._items(task.corpora, valued=True), names)
         known = list(model.classes_)
-        numbers = [known.index(names.get(item.value, item.value)) for item in items]
-        return model.predict_proba(self._encoder.encode([item.texts[0] for item in items])), np.array(numbers)
+        return model.predict_proba(vectors), np.array([known.index(label) for label in labels])
+
+    def _labelled(self, items: Sequence[Item], names: dict[str, str]) -> tuple[np.ndarray, list[str]]:
+        """Give the embeddings of texts, and their labels under the names given to them."""
+        vectors = self._encoder.encode([item.texts[0] for item in items])
+        return vectors, [names.get(item.value, item.value) for item in items]
 
     def _words(self, task: WordInContext) -> list[Figure]:
         threshold = best_threshold(*self._word_cosines((task.train,)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from encoder.files import flush
+from encoder.files import whole_directory
 from encoder.model_dir import ModelSpec
 from training.config import Data, Objective
 from training.data import Corpus, DataError
@@ -139,12 +139,9 @@ def _prepared(out: Path, key: str, fill: Callable[[Path], None], world: World) -
     """Give the directory of a prepared corpus, filled first by the leader if it is not there."""
     final = out / key
     if world.leads and not final.exists():
-        partial = out / f".{key}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        fill(partial)
-        for written in (*partial.rglob("*"), partial):
-            flush(written)
-        partial.rename(final)
+        for dropped in out.glob(f".{key}.*"):  # by a process that was killed meanwhile
+            shutil.rmtree(dropped)
+        with whole_directory(final) as partial:
+            fill(partial)
     world.wait()
     return final

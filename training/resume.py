@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
+from encoder.files import whole_directory
 from training.config import RunError
 
 _DONE = "state.json"
@@ -26,18 +26,12 @@ def save_state(directory: Path, tensors: dict[str, Tensor], progress: dict[str, 
         tensors: Weights and the optimiser's moments.
         progress: What else a restart needs, with "step"; JSON.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     final = directory / f"{progress['step']:09d}"
-    partial = directory / ".partial"
-    shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(final, ignore_errors=True)
-    partial.mkdir()
-    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial / "tensors")
-    (partial / _DONE).write_text(json.dumps(progress))
-    for path in (partial / "tensors", partial / _DONE, partial):
-        _flush(path)
-    partial.rename(final)
-    _flush(directory)
+    with whole_directory(final) as partial:
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        safetensors.torch.save_file(contiguous, partial / "tensors")
+        (partial / _DONE).write_text(json.dumps(progress))
     for old in directory.iterdir():
         if old != final:
             shutil.rmtree(old)
@@ -77,11 +71,3 @@ def fingerprint(*arrays: np.ndarray) -> str:
         for start in range(0, len(array), _ROWS_AT_ONCE):
             hasher.update(array[start : start + _ROWS_AT_ONCE].tobytes())
     return hasher.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

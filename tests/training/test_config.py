@@ -1,9 +1,11 @@
 """Run files: what is said in them holds, and what cannot be is refused by the name of its key."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from training.config import Data, Distill, FinetuneRun, Masked, Pairs, PretrainRun, RunError, read_run
 
@@ -205,13 +207,6 @@ PRETRAIN_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("key", PRETRAIN_FAULTS)
-def test_a_fault_of_a_pretraining_run_is_refused_by_the_name_of_its_key(key: str, tmp_path: Path) -> None:
-    with pytest.raises(RunError) as refused:
-        pretrain_run(tmp_path, PRETRAIN_FAULTS[key])
-    assert str(refused.value).startswith(f"{tmp_path / 'run.toml'}: {key}: ")
-
-
 @pytest.mark.parametrize("steps", ["-5", "0", "1.5", '"ten"', "[1]", "nan"])
 def test_steps_are_a_positive_number(steps: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"run\.toml: loop\.steps: Input should be"):
@@ -277,10 +272,18 @@ FINETUNE_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("key", FINETUNE_FAULTS)
-def test_a_fault_of_a_finetuning_run_is_refused_by_the_name_of_its_key(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make_run", "key", "change"),
+    [
+        *((pretrain_run, key, change) for key, change in PRETRAIN_FAULTS.items()),
+        *((finetune_run, key, change) for key, change in FINETUNE_FAULTS.items()),
+    ],
+)
+def test_a_fault_is_refused_by_the_name_of_its_key(
+    make_run: Callable[..., BaseModel], key: str, change: str, tmp_path: Path
+) -> None:
     with pytest.raises(RunError) as refused:
-        finetune_run(tmp_path, FINETUNE_FAULTS[key])
+        make_run(tmp_path, change)
     assert str(refused.value).startswith(f"{tmp_path / 'run.toml'}: {key}: ")
 
 

@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 import torch
 
+from encoder import ModelSpec
 from encoder.checkpoint import load_masked_language_model
 from training.batches import Windows
 from training.config import PretrainRun, RunError, read_run
@@ -109,19 +110,9 @@ def test_a_state_knows_nothing_of_batches_prepared_ahead(tmp_path: Path, tiny_to
         assert saved[1]["positions"][str(index)] == vars(windows.position)
 
 
-def test_operations_are_counted_by_hand() -> None:
-    from encoder import EncoderConfig
-
-    config = EncoderConfig(
-        vocab_size=29,
-        hidden_size=14,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=31,
-        max_position_embeddings=23,
-    )
+def test_operations_are_counted_by_hand(tiny_spec: ModelSpec) -> None:
     forward = 2 * (3 * (4 * 14 * 14 + 2 * 14 * 31) * 11 + 14 * 29 * 5)  # a multiplication and an addition a weight
-    assert training_operations(config, 11, 5) == 3 * forward  # backward costs twice as much again
+    assert training_operations(tiny_spec.config, 11, 5) == 3 * forward  # backward costs twice as much again
 
 
 # --------------------------------------------------------------------------------------------------------------- alarms
