@@ -82,7 +82,12 @@ class Evaluator:
             "words": self._words,
             "perplexity": self._perplexity,
         }
-        return measures[task.kind](task)
+        try:
+            return measures[task.kind](task)
+        except (DataError, RunError, ModelDirectoryError):
+            raise
+        except (ValueError, LookupError) as error:  # a score that is no number, a key or a label that is not there
+            raise DataError(f"the data of task {task.name!r} do not fit its kind, {task.kind}: {error!r}") from error
 
     def _similarity(self, task: Similarity) -> list[Figure]:
         items = self._items(task.corpora, sides=2, valued=True)

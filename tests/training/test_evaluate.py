@@ -8,6 +8,7 @@ from scipy.stats import spearmanr
 
 from encoder import SentenceEncoder
 from training.config import RunError, read_run
+from training.data import DataError
 from training.evaluate import evaluate
 from training.measures import Evaluator
 from training.suite import EvaluationRun
@@ -177,3 +178,29 @@ def test_the_command_prints_the_table(
     done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("| task | rows | metric | model |\n")
     assert "| questions | 2 | mrr@100 |" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ({"kind": "similarity", "corpora": [corpus("strange.tsv", "a", "b", "c")]}, "'five'"),
+        ({**RETRIEVAL, "judgements": "strange.tsv"}, "'query_id' is not in list"),
+        ({**RETRIEVAL, "documents": "strange.jsonl"}, "'text'"),
+        ({**RETRIEVAL, "documents": "strange.tsv"}, "JSONDecodeError"),
+        ({"kind": "words", "train": WIC, "corpora": [corpus("strange.tsv", "a", "a", "a", "b", "c")]}, "'first'"),
+        (
+            {
+                "kind": "classification",
+                "train": [corpus("topics.tsv", "text", "label")],
+                "corpora": [corpus("strange.tsv", "a", "c")],
+            },
+            "'five'",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_are_told_with_their_task(minilm_dir: Path, data: Path, task: dict, says: str) -> None:
+    (data / "strange.tsv").write_text("a\tb\tc\nfirst\tsecond\tfive\n")
+    (data / "strange.jsonl").write_text('{"_id": 1}\n')
+    (read,) = run_of(task).tasks
+    with pytest.raises(DataError, match=f"the data of task 'it' do not fit its kind, {task['kind']}: .*{says}"):
+        Evaluator(minilm_dir, data).measure(read)
