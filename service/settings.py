@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "NEARSENSE_"
-_KEY = re.compile(r"[!-~]+")
+_KEY = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
 class Settings(BaseSettings):
@@ -40,7 +40,9 @@ class Settings(BaseSettings):
         if unknown:
             raise ValueError(f"no such setting: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         if self.api_key is not None and not _KEY.fullmatch(self.api_key.get_secret_value()):
-            raise ValueError(f"{PREFIX}API_KEY must be printable ASCII without spaces, or no client could send it")
+            raise ValueError(
+                f"{PREFIX}API_KEY must be printable ASCII without spaces at its ends, or no client could send it"
+            )
         if not self.on_loopback and self.api_key is None:
             raise ValueError(f"host must be a loopback address without a key, got {self.host}; set {PREFIX}API_KEY")
         return self
